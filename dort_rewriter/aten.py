@@ -306,8 +306,8 @@ def _storages(value: Any) -> Iterator[int]:
 
 
 def let_layouts_vary(graph: torch.fx.Graph, positions: Iterable[int]) -> None:
-    """Note that nobody looks at the strides and the memory of these results, only at their
-    values: they need not be views of what is larger.
+    """Note that the strides and the memory of these results are unused, only their values are
+    read: they need not be views of what is larger.
 
     A result that is also returned elsewhere stays as it is.
     """
@@ -328,30 +328,30 @@ def reads_storage(node: torch.fx.Node) -> bool:
     return node.target in _READ_STORAGE
 
 
-def settle_blocks(graph_module: torch.fx.GraphModule, blocks: Iterable[str]) -> None:
-    """Say of the results of each block of a cut graph whether anybody looks at their layouts."""
+def note_free_layouts(graph_module: torch.fx.GraphModule, blocks: Iterable[str]) -> None:
+    """Note for the results of each block of a cut graph whether their layouts are unused."""
     graphs: dict[Any, torch.fx.Graph] = {}
     for name in blocks:
         block = graph_module.get_submodule(name)
         assert isinstance(block, torch.fx.GraphModule)
         graphs[name] = block.graph
-    for call in reversed(graph_module.graph.nodes):  # who reads a result is settled before it
+    for call in reversed(graph_module.graph.nodes):  # the readers of a result come before it
         if call.op != "call_module" or call.target not in graphs:
             continue
         graph = graphs[call.target]
         output = next(n for n in reversed(graph.nodes) if n.op == "output")
         if isinstance(output.args[0], torch.fx.Node):
-            _settle(output.args[0], [call], graphs)
+            _note_free_layout(output.args[0], [call], graphs)
             continue
         for i, leaf in enumerate(output.args[0]):
             if isinstance(leaf, torch.fx.Node):
-                _settle(leaf, [u for u in call.users if u.args[1] == i], graphs)
+                _note_free_layout(leaf, [u for u in call.users if u.args[1] == i], graphs)
 
 
-def _settle(
+def _note_free_layout(
     leaf: torch.fx.Node, outside: Sequence[torch.fx.Node], graphs: Mapping[Any, torch.fx.Graph]
 ) -> None:
-    """Settle a result of a block, given the nodes that stand for it outside."""
+    """Note it for one result of a block, given the nodes that stand for it outside."""
     was_free = is_layout_free(leaf)
     leaf.meta[LAYOUT_IS_FREE] = all(
         _takes_values(user, node, was_free, graphs) for node in outside for user in node.users
@@ -373,7 +373,7 @@ def _takes_values(
         given = {p for p, a in zip(inside, user.args, strict=True) if a is node}
         leaves = [n for n in results_of(graph) if isinstance(n, torch.fx.Node)]
         return all(is_layout_free(n) or given.isdisjoint(lineage(n)) for n in leaves)
-    if reads_storage(user) or is_random(user):  # one that draws fills memory in the same order
+    if reads_storage(user) or is_random(user):  # a random operator fills memory in that order
         return False
     copied = user.target in _WRITE_PART and user.args[0] is node  # with its layout
     if copied or _base(user) is node:

@@ -1,10 +1,11 @@
-"""Files that are there complete or not at all, and folders in which nobody else can change one.
+"""Files that are there complete or not at all, and folders in which no other user can change one.
 
 A file is written aside, then moved to its name.
 
 Only from private folders is anything read back. A folder is private when it and all the folders
-above it belong to this user or to root, and nobody else can write to them. Above it, a folder with
-the sticky bit (``/tmp``) is as good: what is ours there cannot be renamed or removed by others.
+above it belong to this user or to root, and no other user can write to them. Above it, a folder
+with the sticky bit (``/tmp``) is as good: what is ours there cannot be renamed or removed by
+others.
 Where the system has no users of this kind (Windows), nothing is asked.
 
 Everything that goes wrong here is an :class:`OSError`, whose text is a sentence for the user.
@@ -49,7 +50,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def why_not_private(folder: Path) -> str:
-    """Who else can change what is in a folder (a real path); empty when nobody can."""
+    """Who else can change what is in a folder (a real path); empty when no other user can."""
     if not hasattr(os, "geteuid"):
         return ""
     for place in (folder, *folder.parents):
@@ -126,7 +127,7 @@ def staged(folder: Path, *, prefix: str = ".dort-", last: str = "") -> Iterator[
 def write_whole(
     path: Path, content: bytes, *, finish: Callable[[Path], None] | None = None
 ) -> None:
-    """Write a file that nobody ever sees in part; its mode is 0600.
+    """Write a file that is never seen in part; its mode is 0600.
 
     ``finish`` is called with the file on the disk, before it gets its name.
     """

@@ -96,7 +96,7 @@ def _is_forked() -> bool:
 def forked_alone() -> bool:
     """Tell a child whether its parent had a single thread of Python, as far as is known.
 
-    Others may have been anywhere, in a session too. NOTE: a program in C that forks and tells
+    Others may have been anywhere, in a session too. NOTE: a program in C that forks and notifies
     Python in the child only leaves it unknown.
     """
     return _alone

@@ -120,7 +120,7 @@ class _Line:
 
 
 REPEATED = 0.5
-"""Seconds after which a line is written anew."""
+"""Seconds after which a line is written again."""
 _PAUSE = 5.0
 """Seconds between two pieces of work that belong to one wait: Dynamo works in between."""
 
@@ -158,7 +158,7 @@ def _is_read() -> bool:
 
 
 def _bar(what: str, steps: int) -> Any:
-    """A bar of tqdm, None where nobody would see it."""
+    """A bar of tqdm, None where it would be invisible."""
     if not _is_read():
         return None
     try:

@@ -114,7 +114,7 @@ def main() -> int:
     start = time.monotonic()
     steps = tuple(options.steps) if options.steps else None
     kinds = run(seeds, options.part, steps, options.shrinking)
-    failed = kinds["wrong"] + kinds["given up"] + kinds["judge failed"]
+    failed = kinds["wrong"] + kinds["fell back"] + kinds["judge failed"]
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     seconds = time.monotonic() - start
     print(f"{len(seeds)} seeds from {seeds[0]} to {seeds[-1]} in {seconds:.0f} s: {counted}")

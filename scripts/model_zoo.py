@@ -8,7 +8,7 @@ time: inference and a training step, some of them with dynamic shapes and under 
 in the file already is not run again. ``--keep NAME`` adds the results under this name to
 ``docs/reliability.json``, out of which ``scripts/make_docs.py`` writes ``docs/reliability.md``.
 
-Exits with 1 when a model is wrong, in error, or was given up to torch.
+Exits with 1 when a model is wrong, in error, or fell back.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["keep", "page"]
 
 KEPT = Path(__file__).resolve().parents[1] / "docs" / "reliability.json"
-STATUSES = ("right", "wrong", "error", "given up", "too slow")
+STATUSES = ("right", "wrong", "error", "fell back", "too slow")
 
 INTRODUCTION = """\
 Models of several libraries, built small, run by `scripts/model_zoo.py`: inference and a \

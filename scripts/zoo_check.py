@@ -72,7 +72,7 @@ class Outcome:
     """What one way of running a model gave."""
 
     status: str = "right"
-    """``right``, ``wrong``, ``error``, ``given up``, ``left out``."""
+    """``right``, ``wrong``, ``error``, ``fell back``, ``left out``."""
     detail: str = ""
     error: float = 0.0
     """The largest distance to eager."""
@@ -89,11 +89,11 @@ _IN_TORCH = re.compile(r"(\d+) x (aten::.*?)(?=\n|$|, \d+ x )")
 
 
 class Watch(logging.Handler):
-    """What the package says while it compiles: graphs given up, operators left to torch."""
+    """What the package says while it compiles: graphs that fell back, calls of torch."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.given_up: list[str] = []
+        self.fell_back: list[str] = []
         self.passed_on: list[str] = []
         self.in_torch: set[str] = set()
         self.nodes: collections.Counter[str] = collections.Counter()
@@ -103,7 +103,7 @@ class Watch(logging.Handler):
         if OTHER_NUMBERS_FOR in text:
             self.passed_on.append(text)
         elif record.levelno >= logging.WARNING:
-            self.given_up.append(text)
+            self.fell_back.append(text)
         elif text.startswith("A graph of "):
             self.nodes.update({name: int(n) for name, n in _PLACED.findall(text)})
             self.nodes.update({name: int(n) for n, name in _ALONE.findall(text)})
@@ -148,8 +148,8 @@ def check(subject: Subject, way: str) -> Outcome:
             outcome.detail = f"aot_eager: {outcome.detail}"
     else:
         judge(outcome, subject, way, got, expected)
-        if outcome.status == "right" and watch.given_up:
-            outcome.status, outcome.detail = "given up", watch.given_up[0][:600]
+        if outcome.status == "right" and watch.fell_back:
+            outcome.status, outcome.detail = "fell back", watch.fell_back[0][:600]
         if outcome.status == "right" and watch.passed_on:
             outcome.detail = watch.passed_on[0]
     outcome.in_torch = sorted(watch.in_torch)

@@ -84,8 +84,8 @@ def levels_as_found() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_told() -> None:
-    """What the log says once is said to each test."""
+def warnings_forgotten() -> None:
+    """A warning that is logged once is logged in each test."""
     if (safety_net := sys.modules.get("dort_rewriter.compiler.safety_net")) is not None:
         safety_net.forget_warnings()
 

@@ -185,8 +185,8 @@ class StorageKeeper:
     ``builder``         the exported graph: the model in memory, and its signature
     ``sess``            the ``onnxruntime.InferenceSession``; None when there is nothing to compute
     ``providers``       the names of its execution providers
-    ``placement``       for each of them, its nodes by type, as the session tells; None where it
-                        has the CPU alone, or onnxruntime does not tell
+    ``placement``       for each of them, its nodes by type, as the session reports them; None
+                        where it has the CPU alone, or onnxruntime does not say
     ``is_dimension_in`` for each argument, whether it is a size rather than a tensor
     ``is_dimension_out`` for each result, the same
     ``inputs``          the arguments of the first run, in a list of one tuple (copies)

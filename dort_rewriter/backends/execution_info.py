@@ -2,7 +2,7 @@
 
 ``OrtBackend.run`` of torch is here too: one session, called on tensors without its graph. The runs
 of compiled graphs do not pass here (:mod:`dort_rewriter.runtime.executor`): this is for programs
-that hold a session and what ``ExecutionInfo`` tells about it.
+that hold a session and what ``ExecutionInfo`` says about it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def run_session(
     feeds, fetches = to_ort(given), bindings().OrtValueVector()
     prepared: list[torch.Tensor] = []
     if preallocate_output and all(isinstance(o, torch.Tensor) for o in outputs):
-        # NOTE: made anew also where these are real tensors: an earlier run may have given them.
+        # NOTE: made again also where these are real tensors: an earlier run may have given them.
         prepared = [torch.empty(o.shape, dtype=o.dtype, device=o.device) for o in outputs]
         fetches = to_ort(prepared)
     sess.run_with_ortvaluevector(

@@ -33,7 +33,7 @@ def instance_for(cls: type[B], options: OrtBackendOptions, build: Callable[[], B
     """The instance of a class made before for equal options, or one built now.
 
     Two threads may build the same one at the same time: both get the first that is done. Options
-    with ``ort_session_options`` are never shared: nothing tells whether two are equal.
+    with ``ort_session_options`` are never shared: two of them cannot be compared.
     """
     if options.ort_session_options is not None:
         return build()
@@ -78,7 +78,7 @@ def instance_of_torch(cls: Any, options: Any = None) -> Any:
     of_torch = _options_of_torch(cls)
     given = options if isinstance(options, of_torch) else of_torch(**(options or {}))
     if getattr(given, "export_options", None) is not None:
-        return cls(given)  # nothing tells whether two of them are equal
+        return cls(given)  # two of them cannot be compared
     return instance_for(cls, as_own(given), functools.partial(cls, given))
 
 

@@ -94,7 +94,7 @@ class OrtBackend:
         self.run = run_session
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies have the same options, and compile anew: compiled modules hold a backend."""
+        """Copies have the same options, and compile again: compiled modules hold a backend."""
         return (
             type(self),
             (self._options,),
@@ -190,7 +190,7 @@ class OrtBackend:
     ) -> OrtBackend:
         """The backend made before for equal options, or a new one.
 
-        Options with ``ort_session_options`` are never shared: nothing tells whether two are equal.
+        Options with ``ort_session_options`` are never shared: two of them cannot be compared.
         """
         options = from_mapping(OrtBackendOptions, options)
         return instance_for(OrtBackend, options, functools.partial(OrtBackend, options))

@@ -94,7 +94,7 @@ def compile_with_aot(
         raise CaptureError(f"{name_of(node)} is not traced: {REASON}")
     keep_orders(graph_module)
     flat = flatten_interface(graph_module)
-    traced, unread = return_unused_random(graph_module if flat is None else flat.graph_module)
+    traced, unused = return_unused_random(graph_module if flat is None else flat.graph_module)
     if key is not None:
         from dort_rewriter.capture.cached_graphs import keep, make_keeper
 
@@ -116,7 +116,7 @@ def compile_with_aot(
         keeping,
     ):
         packed = args if flat is None else flat.pack(*args)
-        run = without_last(compiler(traced, packed), unread)
+        run = without_last(compiler(traced, packed), unused)
     return _raising_as(graph_module, run if flat is None else flat.around(run), any(drawing))
 
 

@@ -84,7 +84,7 @@ class KeptGraph(OutputCode):
     def post_compile(
         self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any
     ) -> None:
-        """Compile the graph that was found: what raises here is compiled anew by torch."""
+        """Compile the graph that was found: what raises here is compiled again by torch."""
         try:
             assert isinstance(self._data, GraphData)
             mode = torch._guards.detect_fake_mode(example_inputs)
@@ -94,7 +94,7 @@ class KeptGraph(OutputCode):
             graph_module = restore_graph(self._data, mode)
             nodes = graph_module.graph.find_nodes(op="placeholder")
             self.compile(graph_module, [n.meta.get("val") for n in nodes], finish)
-        except Exception as error:  # nobody knows what is wrong with an entry
+        except Exception as error:  # an entry may be wrong in any way
             logger.info("A graph that was kept is of no use, and traced again: %s", error)
             raise
         logger.debug("A %s graph of an earlier process was found.", self._traced.kind)

@@ -1,7 +1,7 @@
 """A joint graph before it is cut in two: what need not be computed twice, and what is saved.
 
 Equal nodes are merged: torch's partitioner does it too, but importing what it needs for that (part
-of Inductor) takes longer than compiling a model. Copies that nobody can tell from what they copy
+of Inductor) takes longer than compiling a model. Copies that cannot be told from what they copy
 are left out: those of a dropout with a probability of zero, say, which would be saved as well as
 what they copy.
 
@@ -10,7 +10,7 @@ all. A model that is traced writes its mask out, with ranges and comparisons, wh
 it may only say that it is causal. Said so again, kernels leave out the half of the scores that
 counts for nothing, and there is no mask to make, to read and to keep for the backward graph.
 
-What a backward graph reads, and must not compute again, the partitioner is told.
+The partitioner is given what a backward graph reads and must not recompute.
 
 NOTE: what is masked and infinite or NaN makes NaN of each row that a mask is added to; a causal
 kernel does not look at it.
@@ -310,7 +310,7 @@ def _copied_first(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _without_gradient(graph: torch.fx.Graph, forward: int, updated: int) -> set[torch.fx.Node]:
-    """The arguments without a gradient that are written to, if they are told from others by type
+    """The arguments without a gradient that are written to, if they differ from others by type
     and sizes: AOTAutograd makes no copy of them."""
     results = results_of(graph)
     values = {_kind(r) for r in results[:updated] if isinstance(r, torch.fx.Node)}

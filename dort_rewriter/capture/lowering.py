@@ -205,7 +205,7 @@ def _exported(
         try:
             with correct_tracing(), through_compiled_parts(), _keeping_marks(call[1:]):
                 return torch.export.export(*call, dynamic_shapes=shapes, strict=strict)
-        # torch.export refuses a model in many ways; the text of the first line tells which.
+        # torch.export refuses a model in many ways; the text of the first line says which.
         except _REFUSALS as e:
             logger.info("torch.export(strict=%s) failed: %s", strict, _first_line(e))
             return e

@@ -216,7 +216,7 @@ class _Question:
         return f" {'|'.join((*found[:ordered], *named))} "
 
     def has_places(self) -> bool:
-        """Whether the operator believes integers in tensors, and is given some."""
+        """Whether the operator trusts integers in tensors, and is given some."""
         name = self.op.name()
         if name in _OF_NUMBERS or not name.removeprefix("aten::").startswith(_BELIEVING):
             return False

@@ -35,7 +35,7 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
     """Draw the mask as eager does on the CPU: same seed, same mask.
 
     NOTE: nothing is drawn for no elements, and what has none is returned itself. The kernel of
-    another device draws in its own way: it stays, and the plan of the graph parts it.
+    another device has random numbers of its own: it stays, and the plan of the graph splits it.
     """
     if any(isinstance(size, int) and size == 0 for size in input.shape):
         return input, torch.empty_like(input)
@@ -51,7 +51,7 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
 
 
 def _has_a_kernel_for_both(input: torch.Tensor) -> bool:
-    """Whether one kernel draws a mask and multiplies by it, which on the CPU are two."""
+    """Whether one kernel makes a random mask and multiplies by it, which on the CPU are two."""
     return input.device.type == "cuda"
 
 

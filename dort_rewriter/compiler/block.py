@@ -129,7 +129,7 @@ class Block:
         self._builds = 0
         self._rebuilt = 0
         self._numbers_vary = False
-        self._draws = any(map(is_random, plan.graph_module.graph.nodes))
+        self._is_random = any(map(is_random, plan.graph_module.graph.nodes))
         _blocks.add(self)
 
     def __call__(self, *args: Any) -> Any:
@@ -144,13 +144,13 @@ class Block:
         run = self._boxed
         if run is None:
             run = self._prepare(args)
-        state = torch.get_rng_state() if self._draws else None
+        state = torch.get_rng_state() if self._is_random else None
         try:
             return run(args)
         except ExecutionError as e:
             error = e
         if state is not None:
-            torch.set_rng_state(state)  # torch draws them again
+            torch.set_rng_state(state)  # torch makes them again
         return self._recover(error, args)  # not above: an error of torch comes without ours
 
     def prepare(self) -> None:
@@ -264,7 +264,7 @@ class Block:
         """Find out whether a run failed because of its arguments, by running the graph in torch.
 
         If torch raises too, that is what the user gets, and the session stays. If not, the graph
-        is left to torch. NOTE: a run that fails has changed no argument, or says so.
+        falls back to torch. NOTE: a run that fails has changed no argument, or says so.
         """
         given = list(args)
         results = boxed_module(self.graph_module)(args)

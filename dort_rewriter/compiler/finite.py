@@ -57,7 +57,7 @@ class _Watched:
         self._graph_module = graph_module
         self._kind = kind
         self._names = names
-        self._draws = any(map(is_random, graph_module.graph.nodes))
+        self._is_random = any(map(is_random, graph_module.graph.nodes))
         self._updated = frozenset(updates_of(graph_module.graph).values())
         self._infinite: set[int] = set()
         """Results that are infinite because the program says so."""
@@ -70,7 +70,7 @@ class _Watched:
             given = [
                 copies([a])[0] if i in self._updated else a for i, a in enumerate(args)
             ]  # what runs the graph may write to those
-            state = torch.get_rng_state() if self._draws else None
+            state = torch.get_rng_state() if self._is_random else None
             results = run(args)
             self._check(results, given, state)
             return results

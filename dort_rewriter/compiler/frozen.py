@@ -85,7 +85,7 @@ class FrozenWeights(_Frozen):
     def take(
         cls, graph_module: torch.fx.GraphModule, names: frozenset[str], args: Sequence[Any]
     ) -> FrozenWeights:
-        """Take the arguments with these names, but for those nothing tells about changes of."""
+        """Take the arguments with these names, but for those whose changes cannot be seen."""
         placeholders = [n.name for n in graph_module.graph.nodes if n.op == "placeholder"]
         return cls(
             {

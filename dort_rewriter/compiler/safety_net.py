@@ -1,4 +1,4 @@
-"""The safety net: what nobody foresaw leaves a graph to torch, and is said once.
+"""The safety net: an unexpected error lets a graph fall back to torch, and is logged once.
 
 A failure that belongs to the work has its own error and its own way out, where it happens: an
 operator that is not converted, a session that cannot be built. What is left are defects, of this
@@ -61,14 +61,14 @@ def guarded(
 ) -> R:
     """What `work` makes of a graph; what `instead` makes when that fails.
 
-    `report` is told what happened. Exceptions that are `passed` are for whoever calls. With
+    `report` is called with what happened. Exceptions that are `passed` are for whoever calls. With
     ``fallback=False``, and with ``DORT_STRICT=1``, the failure is raised.
     """
     try:
         return work()
     except _PASSED:
         raise
-    except Exception as error:  # NOTE: the one place: nobody knows what a defect raises
+    except Exception as error:  # NOTE: the one place: a defect may raise anything
         if not fallback or isinstance(error, passed) or env.is_on("DORT_STRICT"):
             raise
         text = _describe(error, graph_module)

@@ -2,7 +2,7 @@
 
 Dynamo reads the call, AOTAutograd and the backend make a model of it: what comes out is what a
 call of the compiled model runs. The way from the arguments of the call to those of the graph, and
-from its results to the result of the call, is seen from the run: tensors are told by identity.
+from its results to the result of the call, is seen from the run: tensors are identified by `is`.
 """
 
 from __future__ import annotations

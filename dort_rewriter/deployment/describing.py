@@ -243,7 +243,7 @@ class _Places:
     def _stride(self, name: str, stride: Any) -> Size:
         size = self.sizes.find(stride)
         if size is None:
-            raise CaptureError(f"Nothing tells the strides of {name}: give it contiguous.")
+            raise CaptureError(f"The strides of {name} are unknown: pass a contiguous tensor.")
         return size
 
     def of_result(self, value: Any, where: str) -> Any:
@@ -320,7 +320,7 @@ def _relations(
         environments[id(size.node.shape_env)] = size.node.shape_env
         known = sizes.find(size)
         if known is None:
-            raise CaptureError(f"Nothing tells the size {size} of an argument.")
+            raise CaptureError(f"The size {size} of an argument is unknown.")
         if known != place:
             found[Relation("eq", place, known)] = None
     for environment in environments.values():

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 MOST_VARYING = 2
 """Varying sizes of which each has graphs for what is left out; of more, the first one has."""
 MOST_BESIDE = 12
-"""Graphs that nobody has asked for."""
+"""Graphs that were not asked for."""
 LARGEST = 4_096
 """Sizes beyond a bound that are tried."""
 _MOST_ELEMENTS = 2**26
@@ -134,7 +134,7 @@ class Graphs:
                 try:
                     self.add(call)
                 except Exception as error:
-                    # Whatever the model raises at sizes that nobody has asked for.
+                    # Whatever the model raises at sizes that were not asked for.
                     logger.info("No graph is saved for %s: %s", size, error)
                 new = self.made[before:]
                 added += len(new)

@@ -258,7 +258,7 @@ DAMAGE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError),
     *(SyntaxError, TypeError, ValueError),
 )
-"""What values lead to that nobody has thought of: torch raises RuntimeError, and so does Python
+"""What unexpected values lead to: torch raises RuntimeError, and so does Python
 for what is nested too deep."""
 
 

@@ -45,7 +45,7 @@ class StepPlan:
     derived: tuple[int, ...]
     """The results of the call whose gradients the backward graph takes."""
     orders: tuple[tuple[int, ...], ...]
-    """How each of those lies in memory: its dimensions, from the slowest to the fastest."""
+    """The layout of each of those: its dimensions, from the slowest to the fastest."""
     wanted: tuple[int, ...]
     """The arguments of the forward graph that get a gradient."""
 

@@ -44,7 +44,7 @@ class SeededDraws:
         self.seed: torch.Tensor
         """To be set before anything is drawn."""
         self.count = 0
-        """How many draws were made."""
+        """How many random operators were traced."""
 
     @staticmethod
     def operators() -> Collection[Any]:

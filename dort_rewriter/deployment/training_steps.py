@@ -233,8 +233,8 @@ def export_training_step(
         accumulate: of so many batches the gradients are averaged before parameters change.
         target_opset: the opset of the files.
 
-    Dropout and other draws follow ``seed``, an input that each step gives anew: the same numbers
-    on every runtime, not those of torch.
+    Dropout and other random operators follow ``seed``, an input that each step is given: the same
+    numbers on every runtime, not those of torch.
 
     Raises:
         ExportError: something cannot be exported. Nothing is written.
@@ -491,13 +491,13 @@ class _Step:
     def _convert(
         self, traced: torch.fx.GraphModule, inputs: list[str], opset: int, *, is_dynamic: bool
     ) -> bytes:
-        """The traced step as a model; the seed is no input where nothing draws."""
+        """The traced step as a model; the seed is no input where nothing is random."""
         _drop_checks(traced)
         _refuse_draws(traced)
         kept = [n for n in inputs if n != self.seed_name or self.draws]
         if len(kept) < len(inputs):
-            unread = traced.graph.find_nodes(op="placeholder")[inputs.index(self.seed_name)]
-            traced.graph.erase_node(unread)
+            unused = traced.graph.find_nodes(op="placeholder")[inputs.index(self.seed_name)]
+            traced.graph.erase_node(unused)
             traced.recompile()
             self.state.pop(self.seed_name)
         shapes = [

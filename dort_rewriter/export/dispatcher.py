@@ -116,7 +116,7 @@ class Dispatcher:
         return None
 
     def find_drawing(self, node: torch.fx.Node) -> Converter | None:
-        """The converter of a random operator, for a model that draws its own numbers."""
+        """The converter of a random operator, for a model that makes its own random numbers."""
         return self._find(op_name(node.target))
 
     def refusal(self, node: torch.fx.Node) -> str | None:

@@ -75,7 +75,7 @@ from dort_rewriter.signature import (
 def _drop_unused_inputs(graph: ir.Graph) -> None:
     """Remove the inputs of which neither the numbers nor the sizes are read.
 
-    One that lies in memory in another order is read through a Transpose.
+    One of another layout is read through a Transpose.
     """
     for value in list(graph.inputs):
         for reader in {use.node for use in value.uses()}:
@@ -457,7 +457,7 @@ class _Interpreter:
         if any(self.results[a] is _Missing for a in node.all_input_nodes):
             return _Missing
         empty = _empty_results(self.recorder, node.meta.get("val"), self.results)
-        return self._convert(node, found) if empty is None else self._settle(node, empty)
+        return self._convert(node, found) if empty is None else self._annotate(node, empty)
 
     def _convert(self, node: torch.fx.Node, converter: Converter) -> Any:
         recorder = self.recorder
@@ -471,7 +471,7 @@ class _Interpreter:
                 for key, value in node.kwargs.items()
                 if converter.takes(key)
             }
-            results = self._settle(node, converter.function(recorder, *args, **kwargs))
+            results = self._annotate(node, converter.function(recorder, *args, **kwargs))
         except (Refused, DortError) as e:
             self._refuse(node, converter.name, str(e))
             return _Missing
@@ -489,22 +489,22 @@ class _Interpreter:
             return to_onnx_type(argument.to_real())
         return argument
 
-    def _settle(self, node: torch.fx.Node, results: Any) -> Any:
+    def _annotate(self, node: torch.fx.Node, results: Any) -> Any:
         """Give the results of a converter the types, shapes and names of the FX node."""
         meta = node.meta.get("val")
         if not isinstance(meta, list | tuple):
             if results is None and meta is not None:
                 raise Refused("its converter gave nothing")
-            return self._settle_one(results, meta, node.name)
+            return self._annotate_one(results, meta, node.name)
         count = len(results) if isinstance(results, list | tuple) else 1
         if count != len(meta):
             raise Refused(f"its converter gave {count} result(s) instead of {len(meta)}")
         return [
-            self._settle_one(r, m, f"{node.name}_{i}")
+            self._annotate_one(r, m, f"{node.name}_{i}")
             for i, (r, m) in enumerate(zip(results, meta, strict=True))
         ]
 
-    def _settle_one(self, value: Any, meta: Any, name: str) -> Any:
+    def _annotate_one(self, value: Any, meta: Any, name: str) -> Any:
         if value is None or meta is None:
             return None
         if not isinstance(value, Value):

@@ -36,7 +36,7 @@ def subgraph(op: Recorder, formals: Sequence[Any], write: Write) -> ir.Graph:
     for node in graph:
         node.name = f"{inner.prefix}{node.name}"
         for output in node.outputs:
-            if (output.name or "").startswith("val_"):  # onnx_ir counts in each graph anew
+            if (output.name or "").startswith("val_"):  # onnx_ir counts from zero in each graph
                 output.name = f"{inner.prefix}{output.name}"
     for constant in [c for c in graph.initializers.values() if not c.uses()]:
         del graph.initializers[str(constant.name)]

@@ -49,7 +49,7 @@ _STATEFUL = ("c10d", "_c10d", "_dtensor", "fsdp", "symm_mem", "rngprims", "strea
 
 
 _BY_STRIDES = ("as_strided", "resize", "set")
-"""How operators begin that see how an argument lies in memory, which is another way in a model."""
+"""Prefixes of operators that see the layout of an argument, which is another one in a model."""
 
 _CHECKS = frozenset({"aten::_linalg_check_errors"})
 """Operators that raise an exception or do nothing; in an order that AOTAutograd keeps."""
@@ -57,11 +57,11 @@ _CHECKS = frozenset({"aten::_linalg_check_errors"})
 
 def may_be_called(node: torch.fx.Node, *, draws: bool = False) -> bool:
     """Whether a session may call what a node calls: a function of dense tensors on the CPU
-    to new ones, which writes nothing, and draws random numbers only where ``draws`` allows it."""
+    to new ones, which mutates nothing, and is random only where ``draws`` allows it."""
     target = node.target
     if _ordered_check(node) is None and not _is_function(target, views=has_complex(node)):
         return False
-    if not draws and _draws(target):
+    if not draws and _is_random(target):
         return False
     results = node.meta.get("val")
     made = results if isinstance(results, list | tuple) else [results]
@@ -100,7 +100,7 @@ def _is_function(target: Any, *, views: bool) -> bool:
     return kinds == ["List[Tensor]"] or (bool(kinds) and set(kinds) == {"Tensor"})
 
 
-def _draws(target: Any) -> bool:
+def _is_random(target: Any) -> bool:
     """Whether an operator may draw random numbers."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
@@ -161,10 +161,10 @@ def _record_call(register: Register, op: Recorder, *args: Any, **kwargs: Any) ->
         if token.op != "placeholder":  # AOTAutograd calls graphs with None for the first one
             inputs.append(args[0])  # it waits for the check that the token comes from
         given, values = given[2:], values[2:]
-    draws = _draws(node.target)
+    draws = _is_random(node.target)
     if draws and op.drawn is not None:
         inputs.append(op.drawn)  # it waits for the draw before it
-    if listed is metas:  # torch may record other sizes for what nobody reads
+    if listed is metas:  # torch may record other sizes for what is unused
         read = {u.args[1] for u in node.users if u.target is operator.getitem}
         listed = [m if i in read or not read else None for i, m in enumerate(listed)]
     results_of_call = [None if m is None else _result(m) for m in listed]

@@ -43,7 +43,7 @@ def watch() -> None:
 def tell_of_torchs_module() -> None:
     """Say which module of torch ``Module.compile`` was called on, if that is where this is.
 
-    Dynamo looks at each of its calls, reads none of them, and calls nobody back.
+    Dynamo looks at each of its calls, reads none of them, and calls nothing back.
     """
     if not logger.isEnabledFor(logging.INFO):
         return
@@ -95,7 +95,7 @@ def _tell() -> None:
     if _place(code) not in _told and not any(_place(f.f_code) in _told for f in _callers()):
         logger.info(
             "Dynamo found no graph in %s: it runs in Python and torch, not in ONNX Runtime. "
-            "dort_rewriter.explain tells more.",
+            "dort_rewriter.explain says more.",
             _describe(code, reading),
         )
     _told.add(_place(code))

@@ -22,7 +22,7 @@ Callback = Callable[[ModuleType], None]
 
 
 class _NotifyingLoader:
-    """The loader of a watched module: steps aside, loads, then tells."""
+    """The loader of a watched module: steps aside, loads, then calls back."""
 
     def __init__(self, loader: Any, callback: Callback) -> None:
         self._loader = loader
@@ -116,7 +116,7 @@ def after_import(name: str, callback: Callback) -> None:
 
 
 def serve_missing(name: str, fill: Callback) -> None:
-    """Let ``name`` be imported although nobody has it: ``fill(module)`` gives it its content."""
+    """Let ``name`` be imported although no file has it: ``fill(module)`` gives it its content."""
     _FINDER.missing[name] = fill
     _keep_finder_while_needed()
 

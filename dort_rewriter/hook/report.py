@@ -39,7 +39,7 @@ class HookStatus:
     """Why the hook took itself back."""
     sessions: tuple[str, ...] = ()
     """The sessions that this process has by now, by their execution providers, with the nodes that
-    really run on each, where onnxruntime tells."""
+    really run on each, where onnxruntime says."""
 
     def __str__(self) -> str:
         lines = [
@@ -81,7 +81,7 @@ def status() -> HookStatus:
 
 
 def _sessions() -> tuple[str, ...]:
-    """Where sessions run, if some were built: what tells it imports torch."""
+    """Where sessions run, if some were built: finding out imports torch."""
     runtime = sys.modules.get("dort_rewriter.runtime.session")
     return () if runtime is None else tuple(runtime.describe_sessions())
 

@@ -127,7 +127,7 @@ PATCHES: tuple[Patch, ...] = (
         module=REGISTRY_MODULE,
         attribute="lookup_backend",
         replacement=wrappers.find_by_name_and_look,
-        reason="modules of torch that are compiled in place call no backend: a line of log tells",
+        reason="modules of torch that are compiled in place call no backend: one line says so",
         since=OLDEST,
         before=READS_OWN_MODULES,
     ),
@@ -135,7 +135,7 @@ PATCHES: tuple[Patch, ...] = (
         module=REGISTRY_MODULE,
         attribute="lookup_backend",
         replacement=wrappers.find_by_name,
-        reason="a model in which Dynamo finds no graph calls no backend: one line of log tells",
+        reason="a model in which Dynamo finds no graph calls no backend: one line of log says so",
         since=READS_OWN_MODULES,
     ),
 )

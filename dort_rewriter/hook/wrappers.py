@@ -130,7 +130,7 @@ def cached_instances(wrapped: Function, instance: None, args: Arguments, kwargs:
     ours = sys.modules.get(SOURCE)
     if ours is None:
         return kept
-    # A file with our lines in it (``dort-rewriter patch``) tells of them already.
+    # A file with our lines in it (``dort-rewriter patch``) mentions them already.
     return tuple(dict.fromkeys((*kept, *ours.instances_of(_class_of_torch()))))
 
 

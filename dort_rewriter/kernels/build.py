@@ -72,7 +72,7 @@ def features() -> frozenset[str]:
 
 
 def processor(fact: str) -> str:
-    """What the system tells of this processor; an empty text where that is not known.
+    """What the system says of this processor; an empty text where that is not known.
 
     NOTE: the first line is enough, for all cores have the same; the whole file takes long on a
     machine of many.

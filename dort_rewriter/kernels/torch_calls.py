@@ -94,7 +94,7 @@ def _run(number: int, memory: tuple[tuple[memoryview, int, tuple[int, ...]], ...
 
     For each result: a tensor, its address, its bytes, its sizes.
     """
-    while len(_failures) > _MOST_FAILURES:  # of sessions that nobody asks for them
+    while len(_failures) > _MOST_FAILURES:  # of sessions that never ask for them
         _failures.pop(next(iter(_failures)), None)
     known = _calls.get(number)
     call = None if known is None else known()

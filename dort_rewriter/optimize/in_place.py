@@ -6,7 +6,7 @@ ONNX Runtime is given the memory of the argument for the result. That is right w
   reads each element before it writes it, ``WriteRows`` reads no row that it writes. NOTE: of the
   other operators nothing is known: ONNX Runtime fuses them, in an order of its own. It leaves
   ours alone;
-- nobody reads the old value later: what depends on the argument is needed to compute the result,
+- the old value is not read later: what depends on the argument is needed to compute the result,
   or made of the result. So nothing that is fused or moved afterwards can change that;
 - no node can fail once something is written: whatever may is needed for all that is written, or
   looks up rows at places that what is written was written at.

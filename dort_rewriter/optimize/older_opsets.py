@@ -61,7 +61,7 @@ def lower_opset(model: ir.Model, opset: int) -> None:
     model.ir_version = ir_version_of(opset)
     RemoveUnusedNodesPass()(model)
     if any(n.op_type == "Loop" for n in model.graph.all_nodes()):
-        NameFixPass()(model)  # onnx_ir counts in each body anew
+        NameFixPass()(model)  # onnx_ir counts from zero in each body
 
 
 def _changed(op_type: str, opset: int) -> bool:

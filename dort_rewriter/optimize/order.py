@@ -92,7 +92,7 @@ class _Memory:
         return sum(self.sizes[b] for b in self.writes[node])
 
     def freed(self, node: ir.Node, left: dict[int, int]) -> int:
-        """The bytes nobody needs once the node has run; ``left`` counts readers to come."""
+        """The bytes that are free once the node has run; ``left`` counts readers to come."""
         done = [b for b in self.reads[node] if left[b] == 1]
         done += [b for b in self.writes[node] if left[b] == 0]
         return sum(self.sizes[b] for b in done if b not in self.kept)
@@ -118,7 +118,7 @@ def _schedule(nodes: Sequence[ir.Node], memory: _Memory) -> list[ir.Node]:
             heapq.heappush(ready, entry(node))
         node = nodes[heapq.heappop(ready)[1]]
         if node in chosen:
-            continue  # its growth was computed anew since
+            continue  # its growth was recomputed since
         chosen[node] = None
         for buffer in memory.reads[node]:
             left[buffer] -= 1

@@ -170,7 +170,7 @@ def _is_known(dim: Dim) -> bool:
 
 
 def _follow_target(node: ir.Node, graph: GraphView) -> tuple[Dim, ...] | None:
-    """The shape of a result that is told by an input, symbols and all."""
+    """The shape of a result that an input has too, symbols and all."""
     if node.op_type == "ConstantOfShape":
         return graph.sizes(node.inputs[0])
     if node.op_type not in ("Expand", "Reshape") or node.attributes:

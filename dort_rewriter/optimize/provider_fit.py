@@ -23,7 +23,7 @@ Products of a value with itself get a copy: onnxruntime 1.19 counts who still re
 the Cast behind it) that it takes into a product, and one product that reads it twice as two: there
 is no session, or one whose runs fail.
 
-Results of kernels that nobody reads get no name, and are not computed.
+Unused results of kernels get no name, and are not computed.
 """
 
 from __future__ import annotations

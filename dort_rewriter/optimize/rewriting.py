@@ -307,7 +307,7 @@ class Rewriting:
             take_name(old, new)
 
     def _sweep(self, nodes: Sequence[ir.Node | None], touched: dict[ir.Node, None]) -> int:
-        """Remove the nodes whose results nobody reads, and then those they alone kept alive.
+        """Remove the nodes whose results are unused, and then those they alone kept alive.
 
         Those who still read the others are looked at again: some rules ask for a single reader.
         NOTE: ``remove`` looks at all outputs of the graph each time, so it is called once.
@@ -352,7 +352,7 @@ class _Listed(NamedTuple):
 
 
 def _guard(rule: Rule) -> contextlib.AbstractContextManager[None]:
-    """What a rule is called in: an error of the user's is told from one of this package."""
+    """What a rule is called in: an error of a user's rule differs from one of this package."""
     if type(rule).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return contextlib.nullcontext()
     return calling(f"the rule {rule.name}", type(rule).match)
@@ -426,14 +426,14 @@ def _dead_after(
     waiting = [p for v in replaced if (p := v.producer()) is not None]
     while waiting:
         node = waiting.pop(0)
-        if node in dead or any(not _unread(v, gone_values, kept, dead) for v in node.outputs):
+        if node in dead or any(not _is_unused(v, gone_values, kept, dead) for v in node.outputs):
             continue
         dead[node] = None
         waiting += [p for v in node.inputs if v is not None and (p := v.producer())]
     return list(dead)
 
 
-def _unread(value: ir.Value, gone: set[int], kept: set[int], dead: dict[ir.Node, None]) -> bool:
+def _is_unused(value: ir.Value, gone: set[int], kept: set[int], dead: dict[ir.Node, None]) -> bool:
     if id(value) in gone:
         return True
     if id(value) in kept or value.is_graph_output():

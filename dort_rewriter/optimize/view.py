@@ -3,7 +3,7 @@
 Beside it, what nodes have inside, an order of them, and a value in the place of another.
 
 Of integers that are computed from shapes it knows the sizes that they stand for: ``Shape(x)[1:2]``
-of a tensor ``[N, M]`` holds ``M``, though nobody knows its number yet.
+of a tensor ``[N, M]`` holds ``M``, though its number is not known yet.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ import torch
 from dort_rewriter.aten import (
     ancestors,
     is_contiguous,
+    note_free_layouts,
     reads_by_place,
     reads_gaps,
     rebase_strided,
     results_of,
-    settle_blocks,
     source_line,
     writes_overlapping,
 )
@@ -46,7 +46,7 @@ from dort_rewriter.plan.partition import (
     partition_graph,
 )
 from dort_rewriter.plan.placement import CHECK, PLACED, TIES
-from dort_rewriter.plan.random_order import draw_in_between, hoist_random
+from dort_rewriter.plan.random_order import hoist_random, reads_computed_tensors
 from dort_rewriter.plan.recipe import Providers, Recipe
 from dort_rewriter.torch_defects.kernel_layouts import correct_layouts
 from dort_rewriter.torch_defects.metadata import correct_metadata
@@ -268,7 +268,7 @@ def _call_torch(draft: _Draft) -> int:
     if most_work_together(rest, lambda n: n.name in known) < draft.recipe.options.min_block_size:
         return 0
     called = [n for n, w in refused.items() if not belongs_in_torch(w) and chooser.may_call(n)]
-    called += _draws_inside(draft)
+    called += _random_ops_inside(draft)
     for node in called:
         mark_called(node)
         set_plan(node, chooser.called(node, refused[node].reason))
@@ -276,17 +276,17 @@ def _call_torch(draft: _Draft) -> int:
     return len(called)
 
 
-def _draws_inside(draft: _Draft) -> list[torch.fx.Node]:
-    """All draws of random numbers of a graph, if a session has to make them between its nodes.
+def _random_ops_inside(draft: _Draft) -> list[torch.fx.Node]:
+    """All random operators of a graph, if a session has to call them between its nodes.
 
-    NOTE: all or none, each being needed: sessions keep their order, but among themselves only.
+    NOTE: all or none, each being used: sessions keep their order, but among themselves only.
     """
     draws = [n for n, why in draft.refused.items() if why.reason == RANDOM]
-    if not draw_in_between(draws) or not all(map(draft.chooser.may_draw, draws)):
+    if not reads_computed_tensors(draws) or not all(map(draft.chooser.may_draw, draws)):
         return []
     read = (n.meta.get("val") for draw in draws for n in draw.all_input_nodes)
     if any(isinstance(v, torch.Tensor) and not is_contiguous(v) for v in read):
-        return []  # drawn in the order of their memory, which is another one in a session
+        return []  # numbers follow the order in memory, which is another one in a session
     calls = (n for n in draft.graph.nodes if n.op == "call_function")
     if any(has_a_place(n.target) and n not in draws for n in calls):
         return []
@@ -306,7 +306,7 @@ def _cut(draft: _Draft) -> int:
         draft.recipe.options.min_block_size,
         is_free=is_called,
     )
-    settle_blocks(draft.partition.graph_module, draft.partition.blocks)
+    note_free_layouts(draft.partition.graph_module, draft.partition.blocks)
     return len(draft.partition.blocks)
 
 

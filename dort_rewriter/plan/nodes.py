@@ -68,7 +68,7 @@ class NodePlan:
 
 
 def plan_of(node: torch.fx.Node) -> NodePlan | None:
-    """What was decided about a node; None for what nobody computes, and inside of bodies."""
+    """What was decided about a node; None for what is not computed, and inside of bodies."""
     return node.meta.get(_PLAN)
 
 

@@ -16,7 +16,7 @@ from dort_rewriter.export.registry import op_name
 from dort_rewriter.runtime.providers import OPENVINO
 
 _IN_INT32 = f"{OPENVINO} computes its integers in int32"
-_SATURATES = f"{OPENVINO} keeps the largest number where one of its type begins anew"
+_SATURATES = f"{OPENVINO} keeps the largest number where one of its type wraps around"
 _UNROUNDED = f"{OPENVINO} computes halves in float32, without their roundings"
 _NARROWED = f"{OPENVINO} computes float64 in float32"
 

@@ -187,7 +187,7 @@ def _lay_out(
     order = storage_order(value)
     dense = order is not None or is_contiguous(value)
     if dense and order is None and (as_view or lies_as_ordered(value, None)):
-        return ()  # nobody sees the strides of dimensions of size one of what may be a view
+        return ()  # strides of dimensions of size one are not visible in what may be a view
     step = _strided(value, value, sizes)
     if dense and (step is None or (as_view and not _is_static(step))):
         permute = "aten::permute" if as_view else "permute_"

@@ -152,7 +152,7 @@ def _fuse(
 
 
 def _chain_in_order(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """Let each node that draws, or may do anything, wait for the one before it.
+    """Let each node that is random, or may do anything, wait for the one before it.
 
     Nothing else in a graph says which of them comes first: what one of them is in, or is read by,
     may read a later one. Each of these but the first has another as a last argument now.
@@ -213,7 +213,7 @@ def has_a_place(target: Any) -> bool:
 
 
 def _return_last(graph: torch.fx.Graph) -> None:
-    """Let a graph return when all is done: what nobody reads is a write.
+    """Let a graph return when all is done: what is never read is a write.
 
     NOTE: torch 2.8 sorts it behind the end.
     """

@@ -213,7 +213,7 @@ def choose_place(
 ) -> Place:
     """Where a node of an ATen graph runs; ``overrides`` go by operator, ``*`` for all.
 
-    ``frozen`` tells whether weights are constants.
+    ``frozen`` is whether weights are constants.
     """
     base = name.split(".")[0]
     chosen = find_override(name, overrides)
@@ -348,7 +348,7 @@ def _multiplies_by_mkl(options: OrtBackendOptions) -> bool:
 
 
 def _multiplies_small_by_mkl(options: OrtBackendOptions) -> bool:
-    """Whether small products of bfloat16 are: where nobody asks for torch's kernels."""
+    """Whether small products of bfloat16 are: where no option asks for torch's kernels."""
     asked = any(find_override(p, options.placement) is not None for p in PRODUCTS)
     return not asked and multiplies_bfloat16() and _may_call_mkl(options)
 
@@ -409,7 +409,7 @@ def has_torchs_order(node: torch.fx.Node, name: str, *, has_kernel: Callable[[],
     """Whether a result of one of :data:`ORDERED` that is used depends on an order that only
     torch's kernels know.
 
-    `has_kernel` tells whether our kernel is there, which is for the CPU; it is asked last.
+    `has_kernel` returns whether our kernel is there, which is for the CPU; it is asked last.
     """
     value = node.all_input_nodes[0].meta.get("val")
     if not isinstance(value, torch.Tensor) or value.ndim == 0:

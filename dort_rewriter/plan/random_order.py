@@ -68,7 +68,7 @@ def hoist_random(graph_module: torch.fx.GraphModule) -> int:
         shape = _size_arguments(source.meta["val"].shape, sizes)
         if shape is not None and is_contiguous(source.meta["val"]):
             made[source] = (target, shape)
-    for node in _with_all_draws(graph, made):
+    for node in _with_all_random_ops(graph, made):
         _replace(graph, node, *made[node])
         changed += 1
     if changed:
@@ -77,10 +77,12 @@ def hoist_random(graph_module: torch.fx.GraphModule) -> int:
     return changed
 
 
-def _with_all_draws(graph: torch.fx.Graph, made: Collection[torch.fx.Node]) -> list[torch.fx.Node]:
-    """Those of the nodes that need no more than sizes without which no draw is lost.
+def _with_all_random_ops(
+    graph: torch.fx.Graph, made: Collection[torch.fx.Node]
+) -> list[torch.fx.Node]:
+    """Those of the nodes that need no more than sizes, whose removal loses no random operator.
 
-    What is drawn for its sizes alone is drawn all the same: the numbers after it would be others.
+    One whose result is used for its sizes alone still runs: the numbers after it would differ.
     """
     if not made:
         return []
@@ -89,8 +91,9 @@ def _with_all_draws(graph: torch.fx.Graph, made: Collection[torch.fx.Node]) -> l
     return [n for n in made if not lost or not lost & (ancestors([n]) - {n})]
 
 
-def draw_in_between(draws: Collection[torch.fx.Node]) -> bool:
-    """Whether a draw reads what is computed of tensors, so that a graph is cut there."""
+def reads_computed_tensors(draws: Collection[torch.fx.Node]) -> bool:
+    """Whether one of the random operators reads what is computed from tensors: the graph would be
+    cut there."""
     read = ancestors(n for draw in draws for n in draw.all_input_nodes).difference(draws)
     return any(_is_tensor(n) for node in read for n in node.all_input_nodes)
 
@@ -123,9 +126,9 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, target: Any, shape: lis
 
 
 def _part_dropout(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
-    """Take the mask of a dropout of memory that nobody reads, and multiply by it.
+    """Take the mask of a dropout of memory that is never read, and multiply by it.
 
-    NOTE: what the kernel draws depends on the sizes, the type and the layout of its argument.
+    NOTE: the kernel's random numbers depend on the sizes, the type and the layout of its argument.
     """
     given, share, train = node.args
     assert isinstance(given, torch.fx.Node)

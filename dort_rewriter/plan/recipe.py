@@ -1,6 +1,6 @@
 """What a backend wants of a graph, what becomes of its blocks, and how what runs it is called.
 
-Inside, what runs a graph is called with the list of its arguments, and empties it: what nobody
+Inside, what runs a graph is called with the list of its arguments, and empties it: what nothing
 else holds is freed early. It results in a tuple.
 """
 

@@ -80,7 +80,7 @@ class _State:
     shrinking: Any = None
     """A session whose run may end with giving back: there is no other call for it."""
     inherited = False
-    """Whether it is that of a parent of which another thread may have been in it: nobody would
+    """Whether it is that of a parent of which another thread may have been in it: no thread would
     leave it, so that sessions have their own arenas."""
 
 

@@ -110,10 +110,10 @@ def _stride_in_place(
 
 
 STRIDED = "as_strided_"
-"""``aten::as_strided_`` of arguments that nobody has checked."""
+"""``aten::as_strided_`` of unchecked arguments."""
 
 _STEPS: dict[str, Callable[..., Any]] = {
-    FROM_PAIRS: lambda x: torch.view_as_complex(x).detach(),  # nobody else sees the pairs
+    FROM_PAIRS: lambda x: torch.view_as_complex(x).detach(),  # no other view of the pairs exists
     STRIDED: _stride_in_place,
     "getitem": operator.getitem,
     "lay_out": _lay_out,

@@ -33,7 +33,7 @@ _DIGEST = hashlib.sha256().digest_size
 _ENTRY = re.compile(r"[0-9a-f]{64}\.dort-model")
 _UNFINISHED = re.compile(rf"\.[0-9a-f]{{64}}-[a-z0-9_]{{8}}{re.escape(UNFINISHED)}")
 _ABANDONED = 3600.0
-"""Seconds after which nobody is writing a file any more."""
+"""Seconds after which no process is writing a file any more."""
 
 
 class DiskCache:

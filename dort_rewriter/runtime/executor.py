@@ -80,7 +80,7 @@ class KnownArguments:
     ) -> None:
         """Know nothing yet; the shapes of so many numbers follow those of the tensors.
 
-        ``orders`` tells how the dimensions of each argument were reordered for the session.
+        ``orders`` is how the dimensions of each argument were reordered for the session.
         """
         self._back = [None if o is None else inverse_order(o) for o in orders or ()]
         self.latest: tuple[Callable[..., bool], Shapes] = (_unknown, ())
@@ -150,9 +150,10 @@ class Executor:
     """A compiled graph: ``executor(*arguments)`` returns the tuple of its results.
 
     ``boxed`` is a bare function, for callers that count microseconds: it takes the list of
-    arguments and empties it once the session has run, so that inputs nobody else holds are freed
-    before the results are made. If the run fails the list is left as it was. Calls from several
-    threads may overlap: nothing is written to the executor but the time that the last run took.
+    arguments and empties it once the session has run, so that inputs without another owner are
+    freed before the results are made. If the run fails the list is left as it was. Calls from
+    several threads may overlap: nothing is written to the executor but the time that the last run
+    took.
     """
 
     boxed: Callable[[list[Any]], tuple[Any, ...]]

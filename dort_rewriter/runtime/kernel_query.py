@@ -269,8 +269,8 @@ def _ask(
     shapes: tuple[tuple[int, ...] | None, ...] | None,
     provider: str,
 ) -> bool:
-    thawed = {name: _thaw(value) for name, value in attributes}
-    model = _one_node(op_type, domain, version, types, thawed, outputs)
+    restored = {name: _thaw(value) for name, value in attributes}
+    model = _one_node(op_type, domain, version, types, restored, outputs)
     ort, state, options = load_onnxruntime(), bindings(), quiet_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if domain == OWN_DOMAIN:

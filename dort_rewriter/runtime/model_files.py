@@ -87,7 +87,7 @@ INLINE_LIMIT = 1_800_000_000
 it, and nodes with where they come from take some."""
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
+def _load_errors() -> tuple[type[Exception], ...]:
     """What protobuf, onnx and onnx_ir raise for what is no model; their own types have no base."""
     import onnx
     from google.protobuf import json_format, text_format
@@ -112,7 +112,7 @@ def read_model(path: str | os.PathLike[str]) -> ir.Model:
 
     try:
         message = onnx.load(path, load_external_data=False)
-    except _unreadable() as error:
+    except _load_errors() as error:
         raise ValueError(_brief(error)) from error
     return from_message(message, Path(os.path.abspath(path)).parent)
 
@@ -129,7 +129,7 @@ def from_message(message: onnx.ModelProto | bytes, folder: Path | None = None) -
     try:
         model = ir.from_proto(checked)
         ir.external_data.set_base_dir(model.graph, place)
-    except _unreadable() as error:
+    except _load_errors() as error:
         raise ValueError(_brief(error)) from error
     return model
 
@@ -162,7 +162,7 @@ def check_message(message: onnx.ModelProto | bytes, folder: Path | None = None) 
         if message.ir_version == 0:  # protobuf reads an empty file, or another, without complaint
             raise ValueError("it names no version")
         _check_parts(message, folder)
-    except _unreadable() as error:
+    except _load_errors() as error:
         raise ValueError(_brief(error)) from error
     return message
 

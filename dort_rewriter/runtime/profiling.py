@@ -34,7 +34,7 @@ class ProfiledRun:
 def profiling(options: onnxruntime.SessionOptions, prefix: Path) -> Iterator[None]:
     """Let the sessions that are built in the block write a profile, and no others.
 
-    NOTE: one prefix is for one session: onnxruntime tells files apart by the second only.
+    NOTE: one prefix is for one session: onnxruntime names files by the second only.
     """
     before = options.enable_profiling, options.profile_file_prefix
     options.enable_profiling, options.profile_file_prefix = True, str(prefix)

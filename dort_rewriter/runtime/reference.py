@@ -97,7 +97,7 @@ class NodeSession:
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(v.dtype), None)
             for name, v in given.items()
         ]
-        # Some operators have results of types that nothing tells but the model.
+        # Some operators have results of types that only the model knows.
         known = {v.name: v for v in (*self.model.graph.value_info, *self.model.graph.output)}
         outputs = [
             _of_any_size(known.get(name, onnx.ValueInfoProto(name=name)))

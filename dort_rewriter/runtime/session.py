@@ -136,7 +136,7 @@ def session_options(
     """New options of onnxruntime; None leaves onnxruntime's own optimization level."""
     ort = load_onnxruntime()
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # fatal: errors are raised, printing them too helps nobody
+    options.log_severity_level = 4  # fatal: errors are raised, and need not be printed too
     if optimization_level is not None:
         options.graph_optimization_level = _level(optimization_level)
     (threads or ThreadPolicy()).apply(options)

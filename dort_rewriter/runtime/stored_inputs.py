@@ -5,7 +5,7 @@ The layout is that of ONNX's own test data::
     folder/test_case_0/input_0.pb, input_1.pb, ...   tensors, as ONNX stores them
     folder/test_case_0/inputs.json                   how they were given: numbers, lists, None
 
-NOTE: no pickle in either direction: whoever opens such a folder runs nobody's code.
+NOTE: no pickle in either direction: opening such a folder runs no code of its author.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Timing:
     difference: float | None = None
     """The largest difference to eager mode, relative to the largest number of each result."""
     agrees: bool | None = None
-    """Whether it is small; None for a model that draws random numbers, or a failure."""
+    """Whether it is small; None for a model with random operators, or a failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def benchmark(
         backends: variants of this package (``VARIANTS``) and of Inductor (``INDUCTOR``),
             ``"eager"``, or names that ``torch.compile`` knows. Eager mode is measured in any case.
         seconds: how long each backend runs in each mode, after its first step.
-        clock: what tells the time: ``time.process_time`` on a machine that others use too.
+        clock: what returns the time: ``time.process_time`` on a machine that others use too.
         dynamic: as in ``torch.compile``.
 
     """

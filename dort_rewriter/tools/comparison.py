@@ -107,7 +107,7 @@ class ExporterResult:
     providers: tuple[str, ...] = ()
     """The execution providers of its session, best first."""
     placement: Mapping[str, Mapping[str, int]] | None = None
-    """The nodes of each of them by type, as the session tells; None where it has one."""
+    """The nodes of each of them by type, as the session reports them; None where it has one."""
     left_out: tuple[str, ...] = ()
     """Results of the model that the file does not give."""
 

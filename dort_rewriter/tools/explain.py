@@ -62,8 +62,8 @@ class AtenGraph:
     models: tuple[dict[str, int], ...]
     """For each part that runs in ONNX Runtime, its ONNX nodes by type."""
     placements: tuple[Mapping[str, Mapping[str, int]] | None, ...]
-    """For each of them, the nodes of each execution provider by type, as its session tells; None
-    where it has the CPU alone, or onnxruntime does not tell."""
+    """For each of them, the nodes of each execution provider by type, as its session reports
+    them; None where it has the CPU alone, or onnxruntime does not say."""
     in_onnxruntime: int
     """How many operators those parts have that are nodes of a model."""
     in_torch: tuple[InTorch, ...]
@@ -237,7 +237,7 @@ def explain(
 
     Args:
         model: a module or a function. What was compiled already, by ``torch.compile(model)`` or
-            ``model.compile()``, is compiled anew in the same way: a model that Dynamo skips
+            ``model.compile()``, is compiled again in the same way: a model that Dynamo skips
             then has no graphs, and :attr:`Explanation.skipped` is True.
         args: what to call it with.
         times: also say where the time goes, beside eager mode: the model is called many times.
@@ -316,7 +316,7 @@ class _Recorder:
         self.backend = backend
         self.watch = watch
         self.graphs: list[tuple[dict[str, int], list[Callable[[], AtenGraph]]]] = []
-        """What Dynamo's graphs call; and what tells of their graphs of ATen operators, once they
+        """What Dynamo's graphs call; and the records of their graphs of ATen operators, once they
         have run."""
         self.breaks: list[GraphBreak] = []
 

@@ -41,7 +41,7 @@ def busy(threads: int = 1) -> str:
     them.
 
     A thread that computes and gets no processor in between is one sign, for any kind of container;
-    a load above the number of processors another, where the system tells it.
+    a load above the number of processors another, where the system reports it.
     """
     start, used = time.perf_counter(), time.thread_time()
     while time.thread_time() - used < _SPIN:

@@ -124,7 +124,7 @@ def _order_inputs(proto: onnx.ModelProto, given: Mapping[str, torch.Tensor]) -> 
             raise ExportError(f"The file takes {name!r}, which is no tensor of the call.")
         value = default(tensor_to_array(given["input_ids"]))
         proto.graph.initializer.append(numpy_helper.from_array(value, name))
-    inputs = [taken.get(name) or _unread(name, tensor) for name, tensor in given.items()]
+    inputs = [taken.get(name) or _unused_input(name, tensor) for name, tensor in given.items()]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
 
@@ -137,7 +137,7 @@ _DEFAULTS: dict[str, Callable[[Any], Any]] = {
 """What models of transformers take for an argument that is not given, of the tokens."""
 
 
-def _unread(name: str, tensor: torch.Tensor) -> onnx.ValueInfoProto:
+def _unused_input(name: str, tensor: torch.Tensor) -> onnx.ValueInfoProto:
     """An input that a file does not read."""
     element = helper.np_dtype_to_tensor_dtype(tensor_to_array(tensor).dtype)
     return helper.make_tensor_value_info(name, element, list(tensor.shape))

@@ -17,7 +17,7 @@ from dort_rewriter.torch_defects.defect import Defect
 
 DEFECT = Defect(
     operators="in-place mutation of `x.view(-1)`, `x.t()`, `x.unsqueeze(0)`, then `return x`",
-    effect="The result is a view (`_is_view()`, `_base`) of a tensor that nobody has.",
+    effect="The result is a view (`_is_view()`, `_base`) of a tensor that is not in the program.",
     seen_in=("2.8", "2.13"),
     remedy="such results are detached from what they are made of, in the graph",
     upstream="`reports/inverse_views.md`",

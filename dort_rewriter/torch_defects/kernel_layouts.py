@@ -3,7 +3,8 @@
 ``F.logsigmoid`` of what is transposed is row-major, and traced as transposed; ``floor_divide``,
 ``logaddexp`` and others lie as the operand that comes first, or as the one that is not broadcast.
 No list knows them all: the kernel is asked, with tensors of a few elements that lie as its
-operands do. A convolution of one axis is told by that of two, which torch 2.8 traces rightly.
+operands do. The layout of a convolution of one axis is derived from that of two, which torch 2.8
+traces rightly.
 """
 
 from __future__ import annotations

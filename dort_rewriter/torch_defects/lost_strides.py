@@ -59,7 +59,7 @@ def keep_orders(graph_module: torch.fx.GraphModule) -> int:
 def _write_by_copy(node: torch.fx.Node) -> None:
     """Write what the operator makes elsewhere.
 
-    What draws fills new memory: ``x.bernoulli`` draws in another order than ``bernoulli_``.
+    Random operators fill new memory: ``x.bernoulli`` does in another order than ``bernoulli_``.
     """
     written, name, graph = node.args[0], name_of(node), node.graph
     kwargs = dict(node.kwargs)

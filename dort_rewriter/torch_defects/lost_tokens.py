@@ -1,6 +1,6 @@
 """Effects whose tokens torch loses where arguments share memory, one of which is mutated.
 
-AOTAutograd takes such arguments as one, their base, and makes the metadata of the graph anew for
+AOTAutograd takes such arguments as one, their base, and makes new metadata of the graph for
 it, without the tokens of the effects that it found: it takes each for one of a backward, and the
 graph of a forward has an argument that no caller passes.
 """

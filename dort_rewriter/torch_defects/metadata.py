@@ -1,4 +1,4 @@
-"""What torch records wrongly of its operators: types and sizes, here made right.
+"""What torch records wrongly of its operators: types and sizes, corrected here.
 
 Of normalizations every torch does, of the rest 2.8.
 """
@@ -171,12 +171,12 @@ def _follow(node: torch.fx.Node) -> None:
         node.meta["val"] = computed
         return
     pairs = zip(leaves, made, strict=True)
-    changed = [_settle(recorded, new, given) for recorded, new in pairs]
+    changed = [_corrected(recorded, new, given) for recorded, new in pairs]
     if any(a is not b for a, b in zip(leaves, changed, strict=True)):
         node.meta["val"] = tree_unflatten(changed, structure)
 
 
-def _settle(recorded: Any, computed: Any, given: Sequence[torch.Tensor]) -> Any:
+def _corrected(recorded: Any, computed: Any, given: Sequence[torch.Tensor]) -> Any:
     """A recorded value, as it is unless it is another one: its sizes have their names.
 
     A view stays one: of the memory that what it shows has now.

@@ -153,7 +153,7 @@ def _viewed(node: Any) -> Iterator[torch.Tensor]:
         value = traced_value(node)
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return
-        if is_functorch_wrapped_tensor(value):  # which tells no memory
+        if is_functorch_wrapped_tensor(value):  # which has no memory
             return
         if memory not in (None, memory := value.untyped_storage()._cdata):
             return

@@ -64,8 +64,8 @@ def _of_what_is_read(run: Callable[..., None]) -> Callable[..., None]:
         known = getattr(shape_env, "backed_var_to_val", None)
         values: dict[Any, Any] = shape_env.var_to_val if known is None else known
         read = {s for n in graph_module.graph.nodes for s in _symbols(n.meta.get("val"))}
-        unread = [s for s in values if symbol_is_type(s, SymT.FLOAT) and s not in read]
-        hidden = {s: values.pop(s) for s in unread}
+        unused = [s for s in values if symbol_is_type(s, SymT.FLOAT) and s not in read]
+        hidden = {s: values.pop(s) for s in unused}
         try:
             run(graph_module, shape_env, fake_mode)
         finally:

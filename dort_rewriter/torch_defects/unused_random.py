@@ -52,13 +52,15 @@ _SOURCE = "_dynamo_source"
 def return_unused_random(
     graph_module: torch.fx.GraphModule,
 ) -> tuple[torch.fx.GraphModule, int]:
-    """The graph with copies of what it draws in vain as its last results, and how many.
+    """The graph with copies of its unused random results as its last results, and how many.
 
     NOTE: what is drawn in place and overwritten later is dropped all the same.
     """
     drawing = _drawing(graph_module.graph)
-    unread = [n for n in _unread(graph_module.graph) if n in drawing] if drawing else []
-    if not unread:
+    unused = (
+        [n for n in _unused_random_nodes(graph_module.graph) if n in drawing] if drawing else []
+    )
+    if not unused:
         return graph_module, 0
     copied: dict[torch.fx.Node, torch.fx.Node] = {}
     graph = torch.fx.Graph()
@@ -67,7 +69,7 @@ def return_unused_random(
         if (source := getattr(node, _SOURCE, None)) is not None:
             setattr(made, _SOURCE, source)
     kept = []
-    for node in unread:
+    for node in unused:
         with graph.inserting_after(copied[node]):
             detached = graph.call_method("detach", (copied[node],))
         with graph.inserting_after(detached):
@@ -106,23 +108,23 @@ def _is_seeded(target: Any) -> bool:
     return is_operator and torch.Tag.nondeterministic_seeded in target.tags
 
 
-def _unread(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+def _unused_random_nodes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """The calls on which no result hangs, nor what is written to an argument, in order."""
     nodes = list(graph.nodes)
     read = {n for n in results_of(graph) if isinstance(n, torch.fx.Node)}
     given = {n for n in nodes if n.op in ("placeholder", "get_attr")}
     memory = {s for n in given | read for s in _storages(n)}
-    unread = []
+    unused = []
     for node in reversed(nodes):
         if node in given or node.op == "output":
             continue
         written = (s for n in mutated_arguments(node) for s in _storages(n))
         if node not in read and memory.isdisjoint(written):
-            unread.append(node)
+            unused.append(node)
             continue
         read.update(node.all_input_nodes)
         memory.update(s for n in (node, *node.all_input_nodes) for s in _storages(n))
-    return unread[::-1]
+    return unused[::-1]
 
 
 def _storages(node: Any) -> Iterator[int]:

@@ -166,7 +166,7 @@ def _replaced(by: Mapping[Any, torch.fx.Node], node: torch.fx.Node) -> torch.fx.
 
 def share_memory(args: Sequence[Any]) -> bool:
     """Whether some of the arguments are of the same memory. What a transform of ``torch.func``
-    wraps tells none.
+    wraps has none.
     """
     is_subclass: Callable[[Any], bool] = is_traceable_wrapper_subclass
     storages = [

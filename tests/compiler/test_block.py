@@ -111,7 +111,7 @@ def test_a_graph_left_to_torch_stays_there_when_a_number_changes() -> None:
 @pytest.mark.load_sensitive
 @pytest.mark.parametrize("failing", [False, True])
 def test_numbers_vary_in_many_threads(failing: bool) -> None:
-    """Each has results of its own numbers, while sessions are built, fail and are given up."""
+    """Each has results of its own numbers, while sessions are built, fail and fall back."""
     watched = Watched()
     around, calls = watched.around, iter(range(10_000))
 

@@ -40,8 +40,8 @@ def _reasons(graph: torch.fx.GraphModule, provider: str) -> list[str | None]:
         (torch.bfloat16, "without their roundings"),
         (torch.int64, "in int32"),
         (torch.int32, "in float32"),
-        (torch.int8, "begins anew"),
-        (torch.uint8, "begins anew"),
+        (torch.int8, "wraps around"),
+        (torch.uint8, "wraps around"),
     ],
 )
 def test_types_that_openvino_computes_in_others(dtype: torch.dtype, said: str) -> None:

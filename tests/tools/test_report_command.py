@@ -1,4 +1,4 @@
-"""``dort-rewriter report``: a program runs, and what was given up is packed."""
+"""``dort-rewriter report``: a program runs, and what fell back is packed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "1")
 
 
-def test_a_graph_that_is_given_up_is_packed(tmp_path: Path) -> None:
+def test_a_graph_that_falls_back_is_packed(tmp_path: Path) -> None:
     done = report(tmp_path, "--json", "invalid")
     assert done.returncode == 1, done.stderr
     number, _, text = done.stdout.partition("\n")

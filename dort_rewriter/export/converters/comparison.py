@@ -130,7 +130,7 @@ for _name, _onnx_op in (
     converter(f"aten::{_name}.Tensor", f"aten::{_name}.Scalar")(_ordering(_onnx_op))
 
 
-def _tells(test: Callable[[Recorder, Value], Value]) -> Callable[..., Value]:
+def _boolean_test(test: Callable[[Recorder, Value], Value]) -> Callable[..., Value]:
     """The converter of a test of floating-point numbers, which no other number passes."""
 
     def convert(op: Recorder, x: Value) -> Value:
@@ -141,10 +141,10 @@ def _tells(test: Callable[[Recorder, Value], Value]) -> Callable[..., Value]:
     return convert
 
 
-converter("aten::isnan")(_tells(lambda op, x: op.IsNaN(x)))
-converter("aten::isinf")(_tells(lambda op, x: op.Equal(op.Abs(x), math.inf)))
-converter("aten::isposinf")(_tells(lambda op, x: op.Equal(x, math.inf)))
-converter("aten::isneginf")(_tells(lambda op, x: op.Equal(x, -math.inf)))
+converter("aten::isnan")(_boolean_test(lambda op, x: op.IsNaN(x)))
+converter("aten::isinf")(_boolean_test(lambda op, x: op.Equal(op.Abs(x), math.inf)))
+converter("aten::isposinf")(_boolean_test(lambda op, x: op.Equal(x, math.inf)))
+converter("aten::isneginf")(_boolean_test(lambda op, x: op.Equal(x, -math.inf)))
 
 
 @converter("aten::where.self")

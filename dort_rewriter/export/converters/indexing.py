@@ -199,7 +199,7 @@ def _accumulate(op: Recorder, moved: Value, selection: _Selection, source: Value
     places = op.Reshape(op.Expand(linear, op.vector(selected)), [-1, 1])
     rows: tuple[Any, Any] = (-1, -1)
     allowzero = None
-    if any(may_be_zero(d) for d in moved.dims[count:]):  # nothing tells the other size then
+    if any(may_be_zero(d) for d in moved.dims[count:]):  # the other size is unknown then
         rows = (product(op, [op.size(moved, i) for i in range(count)]), op.size(places, 0))
         allowzero = 1
     data, updates = (

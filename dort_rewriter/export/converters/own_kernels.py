@@ -161,7 +161,7 @@ def variance(
     perm = [*others, *axes]
     rows = x if perm == list(range(x.rank)) else op.Transpose(x, perm=perm)
     how: dict[str, Any] = {"axes": len(axes), "correction": float(correction), "root": int(root)}
-    # What torch computes where the result is one number, as long as nobody asks for the mean.
+    # What torch computes where the result is one number, as long as the mean is unused.
     how["float_mean"] = int(all(x.dims[i] == 1 for i in others) and not with_mean)
     results = op.own("Variance", rows, outputs=1 + with_mean, **how)
     made = list(results) if with_mean else [results]

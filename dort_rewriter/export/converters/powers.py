@@ -221,7 +221,7 @@ def logaddexp(op: Recorder, x: Value, other: Value) -> Value:
 def frexp(op: Recorder, x: Value) -> tuple[Value, Value]:
     """frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)"""
     wide = to_double(op, x)
-    # The logarithm may miss a power of two by one: the mantissa tells.
+    # The logarithm may miss a power of two by one: the mantissa decides.
     exponent = op.Floor(op.Div(op.Log(op.Abs(wide)), math.log(2)))
     two = to_double(op, 2.0)
     mantissa = op.Div(wide, op.Pow(two, exponent))

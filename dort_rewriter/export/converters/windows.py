@@ -135,7 +135,7 @@ def unfold(
 ) -> Value:
     """The elements of each window of `x` [A, B, *sizes], on a new axis in front of `axis`.
 
-    `counts` tells how many windows there are along each spatial axis.
+    `counts` is how many windows there are along each spatial axis.
     """
     kernel, stride, padding, dilation, _ = map(list, zip(*windows, strict=True))
     tiles = [n * k for n, k in zip(counts, kernel, strict=True) if isinstance(n, int)]

@@ -1,4 +1,4 @@
-// What compilers are told of functions.
+// Attributes of functions, for compilers.
 //
 // NOTE: they inline less in a larger library: a loop over a function that is called becomes ten times
 // as slow, for vectors are gone. Hence these words where a loop calls a function of one number.

@@ -65,7 +65,7 @@ class AllFloats {
   const float* data_;
 };
 
-// What a kernel writes; null when nobody reads it.
+// What a kernel writes; null when it is unused.
 class Written {
  public:
   Written(ElementType type, void* data) : type_(type), data_(data) {}

@@ -16,7 +16,7 @@
 #include "tensors.h"
 #include "torch_threads.h"
 
-// How many there are, of what an object of ONNX Runtime tells.
+// How many there are, by what an object of ONNX Runtime says.
 template <typename T>
 size_t number_of(OrtStatus* (*ask)(const T*, size_t*), const T* of) {
   size_t n = 0;
@@ -76,7 +76,7 @@ class Context {
   // The type of a result of an operator that is not variadic.
   ElementType output_type(size_t index) const { return types_[index]; }
 
-  // Null when nobody reads this result.
+  // Null when this result is unused.
   ONCE void* optional_output(size_t index, const Shape& shape) const {
     if (index >= outputs()) return nullptr;
     check_sizes(shape);
@@ -245,7 +245,7 @@ class Info {
     return element_type(type);
   }
 
-  // kAny for a result that nobody reads.
+  // kAny for an unused result.
   ElementType output_type(size_t index) const {
     OrtTypeInfo* type = nullptr;
     const bool read = is_there(api.KernelInfo_GetOutputTypeInfo(info_, index, &type));
@@ -414,7 +414,7 @@ const OrtCustomOp* operator_of() {
     o.GetVariadicInputHomogeneity = alike;
     o.GetVariadicOutputMinArity = one;
     o.GetVariadicOutputHomogeneity = alike;
-    if (kMixed<K>) {  // results are of types that nothing tells but the model
+    if (kMixed<K>) {  // only the model knows the types of the results
       o.InferOutputShapeFn = [](const OrtCustomOp*, OrtShapeInferContext*) -> OrtStatus* {
         return nullptr;
       };

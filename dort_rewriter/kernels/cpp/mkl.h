@@ -21,7 +21,7 @@ class Mkl {
     get().product_of(static_cast<const T*>(nullptr));
   }
 
-  // A matrix as it lies in memory, by rows that are `step` apart, or read the other way round.
+  // A matrix in its layout, by rows that are `step` apart, or read the other way round.
   template <typename T>
   struct Matrix {
     const T* data;

@@ -105,7 +105,7 @@ class Pairs {
     return true;
   }
 
-  // Whether nobody reads a register after this instruction before it is written again.
+  // Whether a register is dead after this instruction: written again before it is read.
   bool is_over(size_t reader, int64_t value) {
     for (size_t i = reader; i < size(); ++i) {
       if (i > reader && reads(i, value)) return false;

@@ -107,11 +107,11 @@ class Program : public Operator {
     for (size_t i = 0; i < results; ++i) {
       entry.outputs[i] = context.output(place * results + i, shape);
     }
-    settle(entry, shape);
+    find_strides(entry, shape);
   }
 
   // Find how the program runs over what is known by now.
-  ONCE void settle(Entry& entry, const Shape& shape) const {
+  ONCE void find_strides(Entry& entry, const Shape& shape) const {
     entry.size = count(shape);
     entry.reaches.resize(0);
     for (const Tensor& input : entry.inputs) entry.reaches.push_back(Reach(input.shape, shape));

@@ -1,7 +1,7 @@
 // The interpreter of the process, called through its stable C interface.
 //
 // No header of Python is read, and nothing is linked: who loads this library gives it the addresses
-// of the functions. Where nobody does, kernels that call Python are refused, and nothing else.
+// of the functions. Where that is missing, kernels that call Python are refused, and nothing else.
 #pragma once
 
 #include <cstdio>

@@ -261,7 +261,7 @@ inline bool may_use_tiles() {
   return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
 }
 
-// Whether tiles compute what loops compute: nothing else is believed of a processor.
+// Whether tiles compute what loops compute: a processor's flags alone are not enough.
 inline bool tiles_are_right() {
   alignas(64) uint16_t factors[4][3 * 2 * kTile];
   uint32_t state = 1;

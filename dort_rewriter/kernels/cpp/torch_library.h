@@ -196,7 +196,7 @@ class Result {
     view_ = View(type, for_torch ? number_of(type) : -1, back);
   }
 
-  // Where ONNX Runtime wants it, null if nobody reads it, and its sizes there.
+  // Where ONNX Runtime wants it, null if it is unused, and its sizes there.
   struct Place {
     void* data = nullptr;
     Shape lies;

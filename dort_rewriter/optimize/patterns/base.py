@@ -105,7 +105,7 @@ class Emitter(Writer):
         super().__init__(graph, opset)
         self.nodes: list[ir.Node] = []
         self.assumed: dict[ir.Value, ir.TypeProtocol | None] = {}
-        """Results whose types nothing but their inputs tells, and these types."""
+        """Results whose types only their inputs say, and these types."""
         self._adopt_constants()
         self._named = len(graph.initializers)
 

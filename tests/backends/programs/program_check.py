@@ -47,7 +47,7 @@ of n others twice in n + 1 times.
 class Verdict:
     """What became of a program."""
 
-    kind: Literal["right", "wrong", "given up", "left", "torch's", "refused"]
+    kind: Literal["right", "wrong", "fell back", "left", "torch's", "refused"]
     """``left``: no operator of a graph is converted; ``torch's``: AOTAutograd alone does the same,
     with no backend behind it; ``refused``: eager mode raises."""
     text: str = ""
@@ -55,7 +55,7 @@ class Verdict:
     @property
     def failed(self) -> bool:
         """Whether the backend is to blame."""
-        return self.kind in ("wrong", "given up")
+        return self.kind in ("wrong", "fell back")
 
 
 def judge(program: RandomProgram, options: Mapping[str, Any] | None = None) -> Verdict:
@@ -91,7 +91,7 @@ def judge(program: RandomProgram, options: Mapping[str, Any] | None = None) -> V
         return Verdict("wrong", _lines(ours, got, expected))
     stands = _is_refusal(watch.text, reachable) or _ends_alike(got, reachable)
     if watch.text and not is_left and not stands:
-        return Verdict("given up", watch.text)
+        return Verdict("fell back", watch.text)
     return Verdict("torch's", watch.text or _lines(differing, got, expected))
 
 
@@ -212,10 +212,10 @@ def _placeless(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\b\d{9,}\b", "", text)
 
 
-def _is_refusal(given_up: str, reachable: list[Facts]) -> bool:
-    """Whether AOTAutograd refuses a program, with the error for which it was given up."""
+def _is_refusal(fell_back: str, reachable: list[Facts]) -> bool:
+    """Whether AOTAutograd refuses a program, with the error for which it fell back."""
     errors = [facts["error"] for facts in reachable if "error" in facts]
-    said = _placeless(given_up)
+    said = _placeless(fell_back)
     return any(reason in said for reason in map(_reason, errors) if reason)
 
 
@@ -278,7 +278,7 @@ class _Watch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if OTHER_NUMBERS_FOR not in record.getMessage():
-            self.text = self.text or f"given up: {record.getMessage()}"
+            self.text = self.text or f"fell back: {record.getMessage()}"
 
     def __enter__(self) -> None:
         forget_warnings()

@@ -180,7 +180,7 @@ IN_A_ROW: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", IN_A_ROW)
 def test_no_draw_is_left_out(name: str, dynamic: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Those after it would be others; and nothing is given up."""
+    """Those after it would be others; and nothing falls back."""
     program = IN_A_ROW[name]
     compiled = torch.compile(program, backend=OrtBackend(), dynamic=dynamic)
     got, expected = both(compiled, program, torch.randn(3, 8))

@@ -134,7 +134,7 @@ def test_an_error_of_dynamo_is_torchs_if_aot_autograd_raises_another(
 
 
 @pytest.mark.parametrize(("alone", "kind"), [(IndexError, "torch's"), (None, "wrong")])
-def test_what_is_given_up_and_ends_as_by_aot_autograd_is_torchs(
+def test_what_falls_back_and_ends_as_by_aot_autograd_is_torchs(
     monkeypatch: pytest.MonkeyPatch, alone: type[Exception] | None, kind: str
 ) -> None:
     """A session cannot be built of an index that is out of bounds in each call."""

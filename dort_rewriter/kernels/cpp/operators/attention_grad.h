@@ -248,7 +248,7 @@ class AttentionGrad : public Operator {
                      room.of_key + block.from * room.width, room.width);
   }
 
-  // Whether all that is known of some queries is finite, where that tells which keys are multiplied.
+  // Whether all that is known of some queries is finite, where that decides which keys are multiplied.
   bool are_finite(const Call& call, int64_t batch, int64_t head, int64_t first, int64_t rows,
                   const float* dots) const {
     if (!blocks_.node().is_causal()) return true;

@@ -170,7 +170,7 @@ class ElementwiseListAt : public Program {
     for (size_t i = 0; i < results_.size(); ++i) {
       entry.outputs[i] = const_cast<void*>(row[width_ + i]);
     }
-    settle(entry, whole);
+    find_strides(entry, whole);
     run<float>(entry, begin, end);
   }
 

@@ -19,7 +19,7 @@ class TorchCall : public Operator {
     for (size_t i = 0; i < info.inputs(); ++i) width(info.input_type(i));
     for (size_t i = 0; i < info.outputs(); ++i) {
       const ElementType type = info.output_type(i);
-      widths_.push_back(type == kAny ? 0 : width(type));  // nobody reads it
+      widths_.push_back(type == kAny ? 0 : width(type));  // unused
     }
     if (!python::is_there || !is_known()) {
       fail(kNotImplemented, "a call of torch runs only in the process that made its model");
@@ -47,7 +47,7 @@ class TorchCall : public Operator {
   }
 
  private:
-  // A result as Python tells of it: dense memory of its own.
+  // A result as Python describes it: dense memory of its own.
   struct Made {
     const char* data = nullptr;
     int64_t bytes = 0;

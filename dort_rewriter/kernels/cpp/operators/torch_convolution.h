@@ -1,7 +1,7 @@
 // Convolutions by torch's kernels, and their gradients.
 //
 // NOTE: a result is copied from where torch made it: its interface has no convolution that writes
-// where it is told.
+// where asked to.
 #pragma once
 
 #include <cmath>
@@ -155,7 +155,7 @@ class Convolution : public Operator {
     const int64_t most = context.works_alone() ? context.threads() : 1;
     const int64_t threads = threads_for(work, kWorthAThread, most);
     const auto parts = shared_by(threads, call, image[0], result[1]);
-    if (parts.empty()) return;  // nobody reads a result
+    if (parts.empty()) return;  // all results are unused
     if (!context.works_alone()) {
       convolve(call, parts[0]);
     } else {

@@ -123,8 +123,8 @@ def _key(node: ir.Node) -> Key:
 def _find_groups(graph: ir.Graph, chosen: set[ir.Node]) -> list[_Group]:
     """Let each node join the groups of what it reads, and of what reads the same.
 
-    A group runs where its last member stands: nobody else may read it before that. This keeps the
-    graph free of cycles, with a look at neighbours only.
+    A group runs where its last member stands: no other node may read it before that. This keeps
+    the graph free of cycles, with a look at neighbours only.
     """
     order = _elementwise_first(graph, chosen)
     place = {inner: i for i, node in enumerate(order) for inner in (node, *nodes_inside(node))}
@@ -201,7 +201,7 @@ def _is_small(members: set[ir.Node]) -> bool:
 
 
 def _is_read(group: _Group) -> bool:
-    """Whether anybody reads what a group gives: what nobody does is not removed yet."""
+    """Whether the results of a group are used: dead nodes are not removed yet."""
     return any(_is_result(m.outputs[0], group.members) for m in group.members)
 
 

@@ -26,7 +26,7 @@ class Identity(Rule):
 
 
 class Dropout(Rule):
-    """``Dropout(x) -> x``   in inference, when nobody reads the mask."""
+    """``Dropout(x) -> x``   in inference, when the mask is unused."""
 
     roots = ("Dropout",)
 

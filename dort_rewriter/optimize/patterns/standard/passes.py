@@ -153,7 +153,7 @@ class _Region:
     sources: dict[ir.Value, ir.Value | None] = field(default_factory=dict)
     """What each input was before its Reshape; None for one that needs a Reshape of its own."""
     gone: dict[ir.Node, None] = field(default_factory=dict)
-    """Reshapes that nobody needs any more."""
+    """Reshapes that are not needed any more."""
     back: dict[ir.Value, None] = field(default_factory=dict)
     """Results that others read in the inner shape."""
 

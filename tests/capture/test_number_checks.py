@@ -55,6 +55,7 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.alternating
 @pytest.mark.filterwarnings("ignore:cov")
 @pytest.mark.parametrize("name", CALLS)
 def test_results_and_gradients_are_those_of_eager_mode(name: str) -> None:

@@ -88,6 +88,7 @@ def test_a_graph_met_before_is_not_exported(exports: list[str], folder: Path) ->
     assert len(exports) == 2
 
 
+@pytest.mark.alternating
 @pytest.mark.load_sensitive
 def test_another_process_finds_it(folder: Path) -> None:
     """The key is the same there."""
@@ -354,6 +355,7 @@ def test_a_guard_on_two_symbols_counts(asked: str) -> None:
 # -- places where nothing can be kept -----------------------------------------------------------
 
 
+@pytest.mark.alternating
 @pytest.mark.load_sensitive
 def test_no_home_is_no_error(tmp_path: Path) -> None:
     """Whether the cache is wanted or not."""

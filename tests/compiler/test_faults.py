@@ -212,6 +212,7 @@ for fallback in (False, True):
 """
 
 
+@pytest.mark.alternating
 @pytest.mark.load_sensitive
 def test_a_limited_arena_that_is_full() -> None:
     """An error of Python without fallback, torch with it; the next call works."""
@@ -222,6 +223,7 @@ def test_a_limited_arena_that_is_full() -> None:
     assert done.stdout.splitlines() == ["refused 131072", "refused 131072", "ran 3", "ran 1"]
 
 
+@pytest.mark.alternating
 @pytest.mark.load_sensitive
 def test_what_a_killed_process_wrote_is_whole(tmp_path: Path) -> None:
     """Whatever stands under its name can be read, whenever the process died.

@@ -69,6 +69,7 @@ def test_the_folder_holds_all_that_shows_it(reports: Path) -> None:
     assert onnx.load(folder / "model.onnx").graph.node
 
 
+@pytest.mark.alternating
 def test_the_script_runs_the_graph_again(reports: Path) -> None:
     with pytest.raises(DivergenceError):
         broken(verify=True)(torch.randn(4, 3).t(), torch.randn(1, 4).expand(3, 4))

@@ -142,6 +142,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.alternating
 @needs_fork
 def test_what_a_killed_save_leaves_is_removed_by_the_next(models: Any, tmp_path: Path) -> None:
     (compiled, expected), _ = models

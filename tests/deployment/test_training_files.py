@@ -107,6 +107,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_losses_are_those_of_torch(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -44,6 +44,7 @@ class Decoder(nn.Module):
 
 
 @torch.no_grad()
+@pytest.mark.alternating
 def test_the_output_of_a_transformer(tmp_path: Path) -> None:
     """By name, with a mask, for any number of tokens."""
     compiled = torch.compile(llama(use_cache=False), backend=OrtBackend(), dynamic=True)
@@ -67,6 +68,7 @@ def test_the_output_of_a_transformer(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.alternating
 def test_a_decoder_goes_on(tmp_path: Path) -> None:
     decoder = Decoder(llama())
     compiled = torch.compile(decoder, backend=OrtBackend({"freeze": True}))
@@ -82,6 +84,7 @@ def test_a_decoder_goes_on(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.alternating
 @pytest.mark.parametrize("early", [False, True])
 def test_a_static_cache_among_the_arguments_is_left_as_it_was_by_a_warm_up(early: bool) -> None:
     model = llama()
@@ -102,6 +105,7 @@ def test_a_static_cache_among_the_arguments_is_left_as_it_was_by_a_warm_up(early
 
 
 @torch.no_grad()
+@pytest.mark.alternating
 def test_a_growing_cache_among_the_arguments_is_left_as_it_was_by_a_warm_up() -> None:
     model = llama()
     cache = DynamicCache(config=model.config)
@@ -116,6 +120,7 @@ def test_a_growing_cache_among_the_arguments_is_left_as_it_was_by_a_warm_up() ->
     torch.testing.assert_close((keys, values), expected, rtol=0, atol=0)
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_training_step_of_a_transformer(dynamic: bool, tmp_path: Path) -> None:
     model = llama(use_cache=False).train()

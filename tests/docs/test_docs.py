@@ -46,6 +46,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     torch._dynamo.reset()
 
 
+@pytest.mark.alternating
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("block", blocks("python"))
 def test_each_block_of_python_runs_on_its_own(block: str) -> None:

@@ -131,6 +131,7 @@ CASES = [
 ]
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize(("name", "dynamic"), CASES)
 def test_numbers_stay_and_nothing_is_left_to_do(name: str, dynamic: bool) -> None:
     """A second application finds nothing, even from the stored model."""

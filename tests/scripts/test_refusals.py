@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
+@pytest.mark.alternating
 def test_what_eager_mode_refuses_of_an_entry_is_counted(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     command = [

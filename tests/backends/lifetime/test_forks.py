@@ -32,6 +32,7 @@ def test_children_of_a_process_that_ran_models(threads: int, patterns: str) -> N
     assert {name: end for name, end in ends.items() if end != "done"} == {}, done.stderr
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize(("autoload", "ways"), [("0", "pool loader"), ("1", "fork executor")])
 def test_children_of_a_process_that_imported_torch_only(autoload: str, ways: str) -> None:
     """torch worked in parallel before this package was there to see the fork."""

@@ -17,6 +17,7 @@ LIMIT = 500
 """Seconds for a program that takes ten on a quiet machine."""
 
 
+@pytest.mark.alternating
 def test_threads_compile_at_once_and_run_until_the_end(tmp_path: Path) -> None:
     """It ends, and has done all it was to do; no session runs in what is taken down.
 

@@ -133,6 +133,7 @@ def test_one_graph_forward_and_one_backward_for_all_sizes(part: str, attention: 
     assert [n > 0 for n in _symbols(backward)] == [True, bool(floats(inputs))]
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_inference_is_one_graph_for_all_sizes(attention: str) -> None:
     model = Model(attention).eval()
@@ -145,6 +146,7 @@ def test_inference_is_one_graph_for_all_sizes(attention: str) -> None:
     assert backend.execution_count == len(SHAPES)
 
 
+@pytest.mark.alternating
 def test_generation_with_a_cache_gives_the_tokens_of_eager() -> None:
     from transformers import LlamaForCausalLM
 
@@ -158,6 +160,7 @@ def test_generation_with_a_cache_gives_the_tokens_of_eager() -> None:
     assert backend.execution_count >= 6
 
 
+@pytest.mark.alternating
 def test_a_cache_written_in_a_compiled_step_is_that_of_eager() -> None:
     from transformers import DynamicCache, LlamaForCausalLM
 

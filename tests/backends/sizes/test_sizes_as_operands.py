@@ -44,6 +44,7 @@ def results(x: torch.Tensor, number: float) -> list[torch.Tensor]:
     return [*found, seen_twice, seen_twice.t()]
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize(
     ("number", "dtype"), [("size", torch.bfloat16), ("quotient", torch.float32)], ids=str
 )

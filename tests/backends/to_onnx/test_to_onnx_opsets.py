@@ -150,6 +150,7 @@ WRONG_REFERENCE = {("convolved", 13)}
 """Where ONNX's evaluator is wrong: its BatchNormalization-9 takes the statistics of the batch."""
 
 
+@pytest.mark.alternating
 # Said of GRU by torch.export.
 @pytest.mark.filterwarnings("ignore:The tensor attributes self.layer._flat_weights")
 @pytest.mark.parametrize("opset", OPSETS)

@@ -52,6 +52,9 @@ from dort_rewriter.torch_defects.overlapping_writes import (
     raises_in_eager_mode,
 )
 
+CompilePart = Callable[[torch.fx.GraphModule, Recipe], RunBoxed]
+"""Compiles a graph of ATen operators."""
+
 
 def make_dispatcher() -> OxsDispatcher:
     """The dispatcher that the environment asks for."""
@@ -80,16 +83,28 @@ def call_backend(
         compiled: Callable[..., Any] = backend.compile(graph_module, args)
         return compiled
 
-    if _overlaps(graph_module, chosen):
+    return compile_dynamo_graph(backend, graph_module, args, chosen)
+
+
+def compile_dynamo_graph(
+    backend: Any,
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    options: OrtBackendOptions,
+    compile_part: CompilePart = block.compile_graph,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo through AOTAutograd, each graph of ATen operators by
+    ``compile_part``. What fails falls back to eager mode, with the option for that."""
+    if _overlaps(graph_module, options):
         forward: Callable[..., Any] = graph_module.forward
         return forward
 
     with suggesting_layers(graph_module):
         return guarded(
-            lambda: _compile_by_aot(backend, graph_module, args, chosen),
+            lambda: _compile_by_aot(backend, graph_module, args, options, compile_part),
             lambda: graph_module.forward,
             graph_module,
-            fallback=chosen.fallback,
+            fallback=options.fallback,
             passed=GRAPH_BREAKS,
         )
 
@@ -99,23 +114,24 @@ def _compile_by_aot(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     options: OrtBackendOptions,
+    compile_part: CompilePart,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo through AOTAutograd."""
     checks = FiniteChecks(graph_module) if checks_finite(options) else None
     dispatcher = make_dispatcher()
     table = get_tracing_table(dispatcher)
     hidden_copies = asks_for_format(graph_module)
 
-    def compile_part(graph: torch.fx.GraphModule, _: Any, **more: Any) -> RunBoxed:
+    def compile_one(graph: torch.fx.GraphModule, _: Any, **more: Any) -> RunBoxed:
         # Only its own calls run this graph and feed its model.
         more = {"as_stored": True, "hidden_copies": hidden_copies, **more}
-        return _compile_checked(graph, make_recipe(backend, options, **more), checks)
+        recipe = make_recipe(backend, options, **more)
+        return _compile_checked(graph, recipe, checks, compile_part)
 
     def compile_inference(
         graph: torch.fx.GraphModule, weights: frozenset[str]
     ) -> Callable[..., Any]:
         held = weights if options.freeze else frozenset()
-        return compile_part(graph, None, owns_views=True, weights=held)
+        return compile_one(graph, None, owns_views=True, weights=held)
 
     key = None
     if options.cache_graphs:
@@ -123,7 +139,7 @@ def _compile_by_aot(
     return compile_with_aot(
         graph_module,
         args,
-        compile_graph=compile_part,
+        compile_graph=compile_one,
         decompositions=table,
         compile_inference=compile_inference,
         verbose=options.optimization.verbose > 0,
@@ -165,13 +181,16 @@ def _refuse_aot_compile() -> None:
 
 
 def _compile_checked(
-    graph_module: torch.fx.GraphModule, recipe: Recipe, checks: FiniteChecks | None
+    graph_module: torch.fx.GraphModule,
+    recipe: Recipe,
+    checks: FiniteChecks | None,
+    compile_part: CompilePart = block.compile_graph,
 ) -> RunBoxed:
     """Compile a graph; its results have to be finite where the options ask for it."""
     if checks is None:
-        return block.compile_graph(graph_module, recipe)
+        return compile_part(graph_module, recipe)
     watched_graph = checks.watch(graph_module)
-    return watched_graph.checked(block.compile_graph(graph_module, recipe))
+    return watched_graph.checked(compile_part(graph_module, recipe))
 
 
 def compile_graph(

@@ -19,20 +19,18 @@ import torch
 from dort_rewriter import notebook
 from dort_rewriter.aten import source_line
 from dort_rewriter.backends.onnxrt import OrtBackend
-from dort_rewriter.backends.onnxrt_graphs import make_dispatcher, make_recipe
-from dort_rewriter.capture.aot import compile_with_aot
+from dort_rewriter.backends.onnxrt_graphs import compile_dynamo_graph
 from dort_rewriter.compiler.autotune import MEASURES
 from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given
 from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import UnsupportedOp
-from dort_rewriter.export.decompositions import get_tracing_table
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.optimize.low_bits import ERROR
 from dort_rewriter.options import OrtBackendOptions, from_mapping
 from dort_rewriter.plan.graph_plan import describe_times, prepare
-from dort_rewriter.plan.recipe import BuiltBlock, RunBoxed
+from dort_rewriter.plan.recipe import BuiltBlock, Recipe, RunBoxed
 from dort_rewriter.runtime.kernel_query import require_low_bit_products
 from dort_rewriter.runtime.providers import UNKNOWN
 from dort_rewriter.tools.command import HELP, answer, load_pair, make_parser
@@ -251,7 +249,9 @@ def explain(
     again when it is used.
     """
     options = from_mapping(OrtBackendOptions, backend_options)
-    backend = OrtBackend(dataclasses.replace(options, fallback=True))
+    # A graph that was kept has nothing to explain.
+    options = dataclasses.replace(options, fallback=True, cache_graphs=False)
+    backend = OrtBackend(options)
     watch = Stopwatch(backend._options) if times else None
     recorder = _Recorder(backend, watch)
     original = as_given(model)
@@ -301,14 +301,6 @@ def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:
         torch.autograd.grad([r.sum() for r in roots], leaves, allow_unused=True)
 
 
-def _lower(
-    graph_module: torch.fx.GraphModule, args: Sequence[Any], **compilers: Any
-) -> Callable[..., Any]:
-    """Make graphs of ATen operators of one of Dynamo, as the backend does."""
-    table = get_tracing_table(make_dispatcher())
-    return compile_with_aot(graph_module, args, decompositions=table, **compilers)
-
-
 class _Recorder:
     """Compiles the graphs of Dynamo, and keeps what became of each."""
 
@@ -335,18 +327,17 @@ class _Recorder:
         lowered: list[Callable[[], AtenGraph]] = []
         self.graphs.append((ops, lowered))  # the backward graph comes later
         compiler = functools.partial(self._compile, lowered)
-        return _lower(graph_module, args, compile_graph=compiler)
+        options = self.backend._options
+        return compile_dynamo_graph(self.backend, graph_module, args, options, compiler)
 
     def _compile(
         self,
         lowered: list[Callable[[], AtenGraph]],
         graph_module: torch.fx.GraphModule,
-        _: Sequence[Any],
-    ) -> Callable[..., Any]:
+        recipe: Recipe,
+    ) -> RunBoxed:
         trace, built = CompileTrace(), list[BuiltBlock]()
-        recipe = dataclasses.replace(
-            make_recipe(self.backend), trace=trace, on_built=built.append, build_now=True
-        )
+        recipe = dataclasses.replace(recipe, trace=trace, on_built=built.append)
         watch = self.watch
         if watch is not None:
             watch.traces.append(trace)
@@ -423,15 +414,10 @@ def _compile(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
 ) -> Callable[..., Any]:
-    recipe = dataclasses.replace(make_recipe(backend), on_built=built.append)
-    return _lower(
-        graph_module,
-        args,
-        compile_graph=lambda graph, _: compile_graph(graph, recipe),
-        compile_inference=lambda graph, weights: compile_graph(
-            graph, dataclasses.replace(recipe, weights=weights)
-        ),
-    )
+    def compile_part(graph: torch.fx.GraphModule, recipe: Recipe) -> RunBoxed:
+        return compile_graph(graph, dataclasses.replace(recipe, on_built=built.append))
+
+    return compile_dynamo_graph(backend, graph_module, args, backend._options, compile_part)
 
 
 def _tensors(results: Any) -> list[torch.Tensor]:

@@ -219,3 +219,13 @@ def test_the_command_counts_a_skipped_model_as_run_in_torch(tmp_path: Path) -> N
     path.write_text("import torch\nmodel = torch.nn.LSTM(4, 5), (torch.ones(2, 3, 4),)\n")
     assert main(["explain", f"{path}:model"]) == 0
     assert main(["explain", f"{path}:model", "--strict"]) == 1
+
+
+def test_frozen_weights_are_explained_as_they_run() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+    ).eval()
+    with torch.no_grad():
+        found = explain(model, torch.randn(1, 3, 8, 8), backend_options={"freeze": True})
+    ((nodes,),) = (g.models for g in found.graphs[0].lowered)
+    assert nodes == {"Conv": 1, "BatchNormalization": 1, "Relu": 1}  # by constants: ONNX Runtime's

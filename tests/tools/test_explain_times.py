@@ -89,6 +89,16 @@ def test_what_is_copied_and_what_stays_in_torch() -> None:
     assert times_of(torch.t, torch.randn(3, 4)).kernels == ()  # a view needs no session
 
 
+def test_saved_tensors_are_read_as_they_are() -> None:
+    """As by the backend itself, which knows their strides."""
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        heads = x.transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).cos().sum()
+
+    assert times_of(attend, torch.randn(2, 5, 3, 4, requires_grad=True)).copied_arguments == 0
+
+
 def test_a_graph_that_is_skipped_has_no_kernels() -> None:
     in_eager_mode = torch.compiler.disable(torch.nn.Linear(3, 4).forward)
     found = times_of(lambda x: in_eager_mode(x), torch.randn(2, 3))

@@ -529,3 +529,18 @@ def test_what_torch_compiles_ahead_is_refused_with_a_way_out() -> None:
     compiled = torch.compile(nn.Linear(4, 3).forward, backend="onnxrt", fullgraph=True)
     with pytest.raises(CaptureError, match=r"dort_rewriter\.save"):
         compiled.aot_compile(((torch.ones(2, 4),), {}))
+
+
+def test_arguments_that_are_negated_or_conjugated_when_read(tmp_path: Path) -> None:
+    """torch notes it in a bit, which a session does not see."""
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 + 1j) + 1
+
+    compiled = torch.compile(shifted, backend=OrtBackend())
+    x = torch.randn(4, dtype=torch.complex64)
+    compiled(x)
+    dort_rewriter.save(compiled, tmp_path / "saved")
+    loaded = dort_rewriter.load(tmp_path / "saved")
+    for given in (x.conj(), torch._neg_view(x), torch._neg_view(x.conj())):
+        torch.testing.assert_close(loaded(given), shifted(given))

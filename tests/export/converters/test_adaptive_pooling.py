@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from dort_rewriter import to_onnx
 from tests.export.cases import Case, T, table_test
 
 
@@ -63,3 +64,10 @@ CASES = [
 
 
 test_op = table_test(CASES)
+
+
+def test_equal_windows_are_pooled_at_once() -> None:
+    pool = torch.nn.AdaptiveAvgPool2d((2, 4))
+    equal, others = (to_onnx(pool, (T(1, 2, *size),)) for size in ((8, 12), (7, 12)))
+    assert "AveragePool" in {n.op_type for n in equal.graph.node}
+    assert "AveragePool" not in {n.op_type for n in others.graph.node}

@@ -200,6 +200,11 @@ LEAST_WORK_OF_WEIGHTS = 3e7
 """The same of a gradient of weights alone, as of a first layer: of any channels. It took 0.5 to
 0.76 of the time, and 0.97 to 1.17 below."""
 
+FEW_FILTERS = 32
+"""Up to so many filters a convolution of bfloat16 is computed in float32, where the processor has
+no AMX: the CNN and DenseNet-121 of the benchmarks then took 0.9 of the time; ResNet-18, whose
+layers have more filters, 1.02 to 1.06 with all of them so (an EPYC with AVX512_BF16)."""
+
 CHANNELS_AT_ONCE = 16
 """Of so many channels a thread computes all that it does, see `kernels/cpp`."""
 
@@ -265,8 +270,11 @@ def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
     weight = _value(arguments[1 + first])
     stride, padding, _, transposed, _, groups = arguments[3 + first : 9 + first]
     if math.prod(map(_size, weight.shape[2:])) > 1:
+        if not is_gradient:
+            few = groups == 1 and not transposed and _size(weight.shape[0]) <= FEW_FILTERS
+            return not few or multiplies_bfloat16()
         # Gradients take 1.2 and 2.4 times as long with a filter for each channel.
-        return not is_gradient or groups == 1 or all(n == 1 for n in stride)
+        return groups == 1 or all(n == 1 for n in stride)
     if not all(isinstance(n, int) for n in (groups, *stride, *padding)):
         return False
     if transposed or groups != 1 or any(n != 1 for n in stride) or any(padding):

@@ -90,6 +90,7 @@ def test_gradients_of_groups_that_leave_out_pixels_stay(
 ) -> None:
     """torch's kernel is slow there; in bfloat16."""
     monkeypatch.setattr(placement, "convolves_bfloat16", lambda: True)
+    monkeypatch.setattr(placement, "multiplies_bfloat16", lambda: True)
 
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         steps = [stride, stride]
@@ -103,6 +104,30 @@ def test_gradients_of_groups_that_leave_out_pixels_stay(
     forward, backward = (n for n in graph.graph.nodes if "convolution" in str(n.target))
     assert choose_place(forward, "aten::convolution") == "torch kernel"
     assert choose_place(backward, "aten::convolution_backward") == place
+
+
+@pytest.mark.parametrize(
+    ("filters", "groups", "has_amx", "place"),
+    [
+        (32, 1, False, "onnxruntime"),
+        (34, 1, False, "torch kernel"),
+        (32, 2, False, "torch kernel"),
+        (32, 1, True, "torch kernel"),
+    ],
+)
+def test_few_filters_of_bfloat16_are_convolved_in_float32(
+    filters: int, groups: int, has_amx: bool, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "convolves_bfloat16", lambda: True)
+    monkeypatch.setattr(placement, "multiplies_bfloat16", lambda: has_amx)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x, w, padding=1, groups=groups)
+
+    args = torch.ones(1, 4, 8, 8).bfloat16(), torch.ones(filters, 4 // groups, 3, 3).bfloat16()
+    graph = make_fx(function, tracing_mode="fake")(*args)
+    (node,) = (n for n in graph.graph.nodes if "convolution" in str(n.target))
+    assert choose_place(node, "aten::convolution") == place
 
 
 @pytest.mark.parametrize(

@@ -233,9 +233,8 @@ def _pooled(r: random.Random, op: str) -> Case:
     counted = [_count(d, *windows[i : i + 5]) for d, i in zip(dims[-2:], (0, 5), strict=True)]
     shape = [*dims[:-2], *counted]
     if op == "MaxPool":
-        return Case(
-            op, {"windows": windows}, [Tensor(FLOAT, dims)], [FLOAT, INT64][: r.choice((1, 2))]
-        )
+        made = [*_made(r, 1), INT64][: r.choice((1, 2))]
+        return Case(op, {"windows": windows}, _floats(r, dims), made)
     places = [r.randint(-1, 70) for _ in range(math.prod(shape))]
     inputs = [Tensor(FLOAT, shape), Tensor(INT64, shape, places), _integers(dims)]
     return Case(op, {}, inputs, [FLOAT])
@@ -264,7 +263,7 @@ def _depthwise(r: random.Random, op: str) -> Case:
 def _direct(r: random.Random, op: str) -> Case:
     images, read, made = r.randint(0, 20), r.randint(1, 20), r.randint(1, 20)
     sizes, windows, how = [r.randint(1, 40), r.randint(1, 40)], _windows(r), {}
-    for name in ("gradient", "channels_last", "relu"):
+    for name in ("gradient", "channels_last", "relu", "rounded"):
         how[name] = r.randint(0, 1)
     for i in (0, 5):
         windows[i + 2] = r.randint(0, 6)
@@ -284,8 +283,7 @@ def _direct(r: random.Random, op: str) -> Case:
         axes = [windows[i : i + 5] for i in (0, 5)][-len(sizes) :]
         places = [_places(size, *axis) for size, axis in zip(sizes, axes, strict=True)]
         shapes.append([images, made, *places])
-    inputs = [Tensor(FLOAT, shape) for shape in shapes]
-    return Case(op, {"windows": windows, **how}, inputs, [FLOAT])
+    return Case(op, {"windows": windows, **how}, _floats(r, *shapes), _made(r, 1))
 
 
 def _places(size: int, kernel: int, stride: int, padding: int, dilation: int, _: int) -> int:

@@ -573,6 +573,31 @@ def test_scatter_zeros(dtype: Any, add: int) -> None:
     np.testing.assert_array_equal(_fed(got), _fed(expected))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_steps_behind_a_convolution_round_as_kernels_of_their_own(dtype: Any) -> None:
+    """Only where that is asked for: what float32 was is rounded once."""
+    x, w, b = _random(2, 3, 9, 21), _random(5, 3, 3, 3), _random(5)
+    norm = [_random(5), _random(5) * 2, _random(5) / 2, _random(5) ** 2 + 1]
+    other, windows = _random(2, 5, 9, 21) + 1, [3, 1, 1, 1, 0] * 2
+    after = {"epsilon": 0.5, "relu": 1}
+
+    def in_steps(made: Any) -> Array:
+        given = [v.astype(made) for v in (x, w, b)]
+        (y,) = _run("DirectConv", *given, ranks=[4], windows=windows)
+        read = [y, *norm, other.astype(made)]
+        return _run("BatchNormInference", *read, ranks=[4], made=[made], **after)[0]
+
+    def at_once(given: Any, **how: int) -> Array:
+        read = [v.astype(given) for v in (x, w, b)]
+        last = other.astype(given)
+        how = {"windows": windows, **after, **how}
+        return _run("DirectConv", *read, *norm, last, ranks=[4], made=[dtype], **how)[0]
+
+    assert (in_steps(dtype) > 0).any()
+    np.testing.assert_array_equal(at_once(dtype, rounded=1), in_steps(dtype))
+    np.testing.assert_array_equal(at_once(np.float32), in_steps(np.float32).astype(dtype))
+
+
 WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
     ("Elementwise", [_random(2), _random(3)], {"program": [0, 0, -1, -2, 0]}, "broadcast"),
     ("Elementwise", [_random(2)], {"program": [0, 0, -1, -2, 0]}, "other inputs"),

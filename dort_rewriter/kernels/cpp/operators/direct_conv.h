@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "batch_norm.h"
@@ -16,21 +18,25 @@
 // vector of them is multiplied with the tap, for several filters at once. The right padding of a row
 // is the left one of the next row, and so is that of pictures below each other. With a stride, places
 // of each remainder are contiguous. Narrow pictures may be interleaved, so that a vector is filled.
+// Numbers of 16 bits are computed as floats, and rounded at the end; with `rounded` before each step that
+// follows the sums as well, as kernels of their own would do.
 class DirectConv : public Operator {
  public:
   static constexpr const char* name = "DirectConv";
   // Images, filters, biases; perhaps scale, bias, mean and variance of a normalization of the result,
   // and what is added to that.
-  static constexpr ElementType inputs[] = {kFloat, kFloat, kFloat};
-  static constexpr ElementType outputs[] = {kFloat};
+  static constexpr ElementType inputs[] = {kFloating, kFloating, kFloating};
+  static constexpr ElementType outputs[] = {kFloating};
   static constexpr bool variadic = true;
   static constexpr size_t most = 8;
 
   explicit DirectConv(const Info& info)
-      : window_(info),
+      : type_(info.output_type(0)),
+        window_(info),
         gradient_(info.flag("gradient", false)),
         channels_last_(info.flag("channels_last", false)),
         relu_(info.flag("relu", false)),
+        rounds_(info.flag("rounded", false)),
         normalizes_(info.inputs() >= 7),
         adds_(info.inputs() % 4 == 0),
         epsilon_(normalizes_ ? info.number("epsilon") : 0) {
@@ -52,32 +58,13 @@ class DirectConv : public Operator {
     const Tensor x = context.input(0), filters = context.input(1), biases = context.input(2);
     const Call call(window_, gradient_, channels_last_, x.shape, filters.shape);
     if (biases.size() != call.made) fail(kInvalidArgument, "the biases are not those of the filters");
-    std::vector<float> factors;
-    const After after = read_after(context, call, factors);
-    float* output = static_cast<float*>(context.output(0, call.result));
+    const Given given{x, AllFloats(filters), AllFloats(biases), Following(*this, context, call)};
+    void* output = context.output(0, call.result);
     if (count(call.result) == 0) return;
-    const Shares shares(call, context.threads());
-    const double work = double(count(call.result)) / double(shares.size()) * double(call.depth());
-    const int64_t worth = std::max<int64_t>(1, static_cast<int64_t>(kWorthAThread / work));
-    // NOTE: not `parallel`, which leaves two shares to one thread.
-    context.share((shares.size() + worth - 1) / worth, [&](int64_t part) {
-      static thread_local std::vector<float> memory;
-      const int64_t begin = part * worth, end = std::min(begin + worth, shares.size());
-      for (int64_t i = begin; i < end; ++i) {
-        const Share share = shares[i];
-        const Layout& layout = *share.layout;
-        memory.assign(layout.size(), 0.0f);
-        layout.fill(x.as<float>(), share.image, share.row, memory.data());
-        layout.convolve(memory.data(), filters.as<float>(), biases.as<float>(), share, after, output);
-      }
-      if (memory.size() > kKept) std::vector<float>().swap(memory);
-    });
-    if (call.has_padding() && may_have_multiplied_padding(call, output)) {
-      context.each(call.made, 1, [&](int64_t f) {
-        if (call.has_infinite(filters.as<float>(), f)) {
-          call.leave_out_padding(x.as<float>(), filters.as<float>(), biases.as<float>()[f], f, after, output);
-        }
-      });
+    switch (type_) {
+      case kFloat16: return make(context, call, given, static_cast<Half*>(output));
+      case kBFloat16: return make(context, call, given, static_cast<Bfloat*>(output));
+      default: return make(context, call, given, static_cast<float*>(output));
     }
   }
 
@@ -107,16 +94,44 @@ class DirectConv : public Operator {
   // the result is added, which is read where it is wanted.
   struct After {
     const float *factors = nullptr, *shifts = nullptr, *added = nullptr;
-    bool relu = false;
+    bool relu = false, rounds = false;
 
-    template <typename V, typename F>
-    V operator()(V sum, int64_t f, F&& read) const {
-      if (factors != nullptr) sum = add_product(shifts[f] - V{}, sum, factors[f] - V{});
-      if (added != nullptr) sum += read();
+    template <typename T, typename V, typename F>
+    V made_of(V sum, int64_t f, F&& read) const {
+      if (factors != nullptr) sum = add_product(shifts[f] - V{}, before_a_step<T>(sum), factors[f] - V{});
+      if (added != nullptr) sum = before_a_step<T>(sum) + read();
       if (relu) sum = sum < V{} ? V{} : sum;
       return sum;
     }
+
+   private:
+    template <typename T, typename V>
+    V before_a_step(const V& sum) const {
+      return rounds ? rounded<T>(sum) : sum;
+    }
   };
+
+  template <typename T>
+  static float rounded(float value) {
+    T stored;
+    narrow(value, stored);
+    return widen(stored);
+  }
+  template <typename T>
+  static Floats rounded(const Floats& values) {
+    if constexpr (std::is_same_v<T, float>) return values;
+    T stored[kVector];
+    narrow_vector(values, stored);
+    float all[kVector];
+    widen_all(stored, all, kVector);
+    return load<Floats>(all);
+  }
+  template <typename T>
+  static void narrow_vector(const Floats& values, T* to) {
+    float all[kVector];
+    std::memcpy(all, &values, sizeof(values));
+    narrow_all(all, to, kVector);
+  }
 
   // What is convolved, as pictures of two axes.
   struct Call {
@@ -175,8 +190,9 @@ class DirectConv : public Operator {
     }
 
     // What one filter makes of all pictures, without products of the padding.
+    template <typename T>
     void leave_out_padding(const float* x, const float* filters, float bias, int64_t f, const After& after,
-                           float* output) const {
+                           T* output) const {
       const Steps step = steps();
       const int64_t area = rows * columns;
       std::vector<double> sums(static_cast<size_t>(area));
@@ -190,7 +206,7 @@ class DirectConv : public Operator {
         const int64_t at = (b * made + f) * area;
         for (int64_t i = 0; i < area; ++i) {
           const auto sum = static_cast<float>(sums[static_cast<size_t>(i)]);
-          output[at + i] = after(sum, f, [&] { return after.added[at + i]; });
+          narrow(after.made_of<T>(sum, f, [&] { return after.added[at + i]; }), output[at + i]);
         }
       }
     }
@@ -198,36 +214,83 @@ class DirectConv : public Operator {
 
   // NOTE: a product of the padding with an infinity or NaN is NaN, and part of the first or the last
   // number of what the same filter makes: no other has a window that is farther outside.
-  static bool may_have_multiplied_padding(const Call& call, const float* output) {
+  template <typename T>
+  static bool may_have_multiplied_padding(const Call& call, const T* output) {
     const int64_t area = call.rows * call.columns;
     for (int64_t f = 0; f < call.made; ++f) {
-      if (std::isnan(output[f * area]) || std::isnan(output[(f + 1) * area - 1])) return true;
+      if (std::isnan(widen(output[f * area])) || std::isnan(widen(output[(f + 1) * area - 1]))) return true;
     }
     return false;
   }
 
-  After read_after(const Context& context, const Call& call, std::vector<float>& factors) const {
-    After after;
-    after.relu = relu_;
-    if (normalizes_) {
-      const auto made = static_cast<size_t>(call.made);
-      const float* given[4];
-      for (size_t i = 0; i < 4; ++i) {
-        const Tensor each = context.input(3 + i);
-        if (each.size() != call.made) fail(kInvalidArgument, "the statistics are not those of the filters");
-        given[i] = each.as<float>();
+  // What follows the sums, out of the inputs behind the biases.
+  class Following {
+   public:
+    Following(const DirectConv& conv, const Context& context, const Call& call) {
+      after_.relu = conv.relu_, after_.rounds = conv.rounds_;
+      if (conv.normalizes_) {
+        const auto made = static_cast<size_t>(call.made);
+        for (size_t i = 3; i < 7; ++i) {
+          if (context.input(i).size() != call.made) {
+            fail(kInvalidArgument, "the statistics are not those of the filters");
+          }
+        }
+        const AllFloats weight(context.input(3)), bias(context.input(4));
+        const AllFloats mean(context.input(5)), variance(context.input(6));
+        factors_.resize(2 * made);
+        BatchNormInference::find_factors(call.made, weight.data(), bias.data(), mean.data(), variance.data(),
+                                         conv.epsilon_, factors_.data(), factors_.data() + made);
+        after_.factors = factors_.data(), after_.shifts = after_.factors + made;
       }
-      factors.resize(2 * made);
-      BatchNormInference::find_factors(call.made, given[0], given[1], given[2], given[3],
-                                       epsilon_, factors.data(), factors.data() + made);
-      after.factors = factors.data(), after.shifts = after.factors + made;
+      if (conv.adds_) {
+        const Tensor added = context.input(conv.normalizes_ ? 7 : 3);
+        if (added.shape != call.result) fail(kInvalidArgument, "what is added has another shape");
+        after_.added = added_.emplace(added).data();
+      }
     }
-    if (adds_) {
-      const Tensor added = context.input(normalizes_ ? 7 : 3);
-      if (added.shape != call.result) fail(kInvalidArgument, "what is added has another shape");
-      after.added = added.as<float>();
-    }
-    return after;
+    const After& after() const { return after_; }
+
+   private:
+    std::vector<float> factors_;
+    std::optional<AllFloats> added_;
+    After after_;
+  };
+
+  // What a call reads.
+  struct Given {
+    Tensor x;
+    AllFloats filters, biases;
+    Following following;
+  };
+
+  template <typename T>
+  static void make(const Context& context, const Call& call, const Given& given, T* output) {
+    const After& after = given.following.after();
+    const float *filters = given.filters.data(), *biases = given.biases.data();
+    const ::Floats x(given.x);
+    const Shares shares(call, context.threads());
+    const double work = double(count(call.result)) / double(shares.size()) * double(call.depth());
+    const int64_t worth = std::max<int64_t>(1, static_cast<int64_t>(kWorthAThread / work));
+    // NOTE: not `parallel`, which leaves two shares to one thread.
+    context.share((shares.size() + worth - 1) / worth, [&](int64_t part) {
+      static thread_local std::vector<float> memory;
+      const int64_t begin = part * worth, end = std::min(begin + worth, shares.size());
+      for (int64_t i = begin; i < end; ++i) {
+        const Share share = shares[i];
+        const Layout& layout = *share.layout;
+        memory.assign(layout.size(), 0.0f);
+        layout.fill(x, share.image, share.row, memory.data());
+        layout.convolve(memory.data(), filters, biases, share, after, output);
+      }
+      if (memory.size() > kKept) std::vector<float>().swap(memory);
+    });
+    if (!call.has_padding() || !may_have_multiplied_padding(call, output)) return;
+    const AllFloats all(given.x);
+    context.each(call.made, 1, [&](int64_t f) {
+      if (call.has_infinite(filters, f)) {
+        call.leave_out_padding(all.data(), filters, biases[f], f, after, output);
+      }
+    });
   }
 
   // The places of an axis in memory. Those of one remainder lie together, `pitch` of them in a line.
@@ -286,16 +349,16 @@ class DirectConv : public Operator {
     size_t vectors() const { return starts_.size(); }
 
     // Copies pictures from one on, or the rows that some windows of one read.
-    void fill(const float* x, int64_t image, int64_t row, float* to) const {
+    void fill(const ::Floats& x, int64_t image, int64_t row, float* to) const {
       const Axis &high = call_.high, &wide = call_.wide;
       const int64_t first = row * high.stride - high.padding;
       const int64_t last = first + (rows_ - 1) * high.stride + high.extent();
       for (int64_t c = 0; c < call_.read; ++c) {
         for (int64_t b = 0; b < images_; ++b) {
-          const float* plane = x + ((image + b) * call_.read + c) * call_.height * call_.width;
+          const int64_t plane = ((image + b) * call_.read + c) * call_.height * call_.width;
           float* channel = to + c * channel_ + b * image_;
           for (int64_t y = std::max<int64_t>(first, 0); y < std::min(last, call_.height); ++y) {
-            const float* from = plane + y * call_.width;
+            const float* from = x.at(plane + y * call_.width, call_.width, 0);
             float* line = channel + (y - first) / high.stride * pitch_ * step_;
             const Rest* rest = &rests_[(y - first) % high.stride * wide.stride];
             for (int64_t r = 0; r < wide.stride; ++r, ++rest) {
@@ -331,8 +394,9 @@ class DirectConv : public Operator {
       products_ = std::move(found);
     }
 
+    template <typename T>
     void convolve(const float* x, const float* filters, const float* biases, const Share& share,
-                  const After& after, float* output) const;
+                  const After& after, T* output) const;
 
    private:
     static constexpr int64_t kMostNumbers = int64_t{1} << 30;
@@ -421,6 +485,17 @@ class DirectConv : public Operator {
         for (int64_t i = 0; i < piece.length; ++i) plane[piece.to + i] = all[piece.lane + i];
       }
 #endif
+    }
+
+    template <typename T>
+    static void write(const Floats& made, const Piece& piece, T* plane) {
+      T all[kVector];
+      narrow_vector(made, all);
+      if (piece.length == kVector) {
+        std::memcpy(plane + piece.to, all, sizeof(all));
+      } else {
+        for (int64_t i = 0; i < piece.length; ++i) plane[piece.to + i] = all[piece.lane + i];
+      }
     }
 
     // Products that are added up at once: of some channels, and all taps.
@@ -584,14 +659,15 @@ class DirectConv : public Operator {
     std::vector<Layout> layouts_;
   };
 
+  ElementType type_;
   Window window_;
-  bool gradient_, channels_last_, relu_, normalizes_, adds_;
+  bool gradient_, channels_last_, relu_, rounds_, normalizes_, adds_;
   double epsilon_;
 };
 
-inline void DirectConv::Layout::convolve(const float* x, const float* filters, const float* biases,
-                                         const Share& share, const After& after,
-                                         float* output) const {
+template <typename T>
+void DirectConv::Layout::convolve(const float* x, const float* filters, const float* biases,
+                                  const Share& share, const After& after, T* output) const {
   const int64_t area = call_.rows * call_.columns;
   const Products& products = products_;
   const int64_t picture = share.image * call_.made * area + share.row * call_.columns;
@@ -621,7 +697,8 @@ inline void DirectConv::Layout::convolve(const float* x, const float* filters, c
         const Floats made = load<Floats>(sums + (k * vectors + u) * kVector);
         for (int64_t p = pieces_[v + u]; p < pieces_[v + u + 1]; ++p) {
           const Piece& piece = all_[p];
-          write(after(made, f + k, [&] { return read(piece, after.added + plane); }), piece, output + plane);
+          const auto added = [&] { return read(piece, after.added + plane); };
+          write(after.made_of<T>(made, f + k, added), piece, output + plane);
         }
       }
     }

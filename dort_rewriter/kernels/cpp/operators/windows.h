@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "floats.h"
 #include "kernel.h"
 #include "vectors.h"
 
@@ -74,8 +75,8 @@ void add_without_padding(const Axis& high, const Axis& wide, const float* plane,
 class MaxPool : public Operator {
  public:
   static constexpr const char* name = "MaxPool";
-  static constexpr ElementType inputs[] = {kFloat};
-  static constexpr ElementType outputs[] = {kFloat, kInt64};
+  static constexpr ElementType inputs[] = {kFloating};
+  static constexpr ElementType outputs[] = {kFloating, kInt64};
   static constexpr bool last_optional = true;
 
   explicit MaxPool(const Info& info) : window_(info) {
@@ -95,19 +96,22 @@ class MaxPool : public Operator {
     Shape shape = x.shape;
     shape[rank - 2] = rows;
     shape[rank - 1] = columns;
-    float* values = static_cast<float*>(context.output(0, shape));
+    const Written values(context, 0, shape);
     int64_t* places = static_cast<int64_t*>(context.optional_output(1, shape));
     int64_t planes = count(x.shape.begin(), x.shape.end() - 2), area = rows * columns;
     if (height * width > INT32_MAX) fail(kNotImplemented, "MaxPool of a plane too large");
     if (count(shape) == 0) return;
     const Plane plane(window_, height, width, rows, columns);
+    const ::Floats given(x);
     context.each(planes, part_of(area), [&](int64_t p) {
-      const float* from = x.as<float>() + p * height * width;
-      if (places == nullptr) {
-        pool<false>(plane, from, values + p * area, nullptr);
-      } else {
-        pool<true>(plane, from, values + p * area, places + p * area);
-      }
+      const float* from = given.at(p * height * width, height * width, 0);
+      values.put(p * area, area, 1, [&](float* to) {
+        if (places == nullptr) {
+          pool<false>(plane, from, to, nullptr);
+        } else {
+          pool<true>(plane, from, to, places + p * area);
+        }
+      });
     });
   }
 

@@ -85,7 +85,8 @@ class DirectConv(Rule):
         if not _is_worth_it(windows, filters):
             return Refusal("a product of matrices is faster", (windows, filters))
         given = [x, weight, weight if bias is None else bias]
-        if not graph.runs("DirectConv", given, domain=OWN_DOMAIN, windows=windows):
+        how = {"domain": OWN_DOMAIN, "outputs": node.outputs, "windows": windows}
+        if not graph.runs("DirectConv", given, **how):
             return Refusal("no kernel", x.dtype)
 
         def write(op: Writer) -> ir.Value:
@@ -115,12 +116,14 @@ class TransposeDirectConv(Rule):
 
 
 _INPUTS = {"DirectConv": 3, "BatchNormInference": 5}
+_NORMALIZED = f"{OWN_DOMAIN}::BatchNormInference"
 
 
 class Epilogue(Rule):
     """``Add(K(...), z) -> K(..., z)``   of the same shape, then
     ``Relu(K(...)) -> K<relu = 1>(...)``, for a kernel K of convolutions or batch normalizations;
-    before them ``BatchNormalization(DirectConv(x, w, b), ...) -> DirectConv(x, w, b, ...)``.
+    before them ``BatchNormalization(DirectConv(x, w, b), ...) -> DirectConv(x, w, b, ...)``, or
+    ``BatchNormInference`` with all that follows it.
     """
 
     roots = own_roots(tuple(_INPUTS))
@@ -128,10 +131,15 @@ class Epilogue(Rule):
 
     def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
         made = node.outputs[0]
-        following = graph.reader(made, "BatchNormalization", "Add", "Relu")
+        following = graph.reader(made, "BatchNormalization", _NORMALIZED, "Add", "Relu")
         if following is None or graph.attribute(node, "relu", 0):
             return None
-        given, changed, result = list(node.inputs), {}, following.outputs[0]
+        given, result = list(node.inputs), following.outputs[0]
+        if made.dtype != result.dtype:
+            return Refusal("it is cast in between", following.name)
+        changed: dict[str, Any] = {}
+        if node.op_type == "DirectConv" and made.dtype != ir.DataType.FLOAT:
+            changed["rounded"] = 1  # in between too, whatever the result is cast to later
         rest = len(given) - _INPUTS[node.op_type]  # a normalization's four, and what is added
         if following.op_type == "Relu":
             changed["relu"] = 1
@@ -150,6 +158,8 @@ class Epilogue(Rule):
                 return Refusal("it is normalized by the batch, or a parameter", following.name)
             given += following.inputs[1:]
             changed["epsilon"] = graph.attribute(following, "epsilon", 1e-5)
+            if graph.attribute(following, "relu", 0):
+                changed["relu"] = 1
         attributes = {name: a.value for name, a in node.attributes.items()} | changed
         how = {"domain": OWN_DOMAIN, "outputs": [result], **attributes}
         if not graph.runs(node.op_type, given, **how):

@@ -212,6 +212,11 @@ FOLLOWING = {
         "z = Add(y, o)",
         f"<{SAME}, epsilon = 0.5>(x, w, b, s, t, m, v, o)",
     ),
+    "normalized by a kernel with all that follows": (
+        f"<{SAME}>(x, w, b)",
+        "z = dort_rewriter.BatchNormInference<epsilon = 0.5, relu = 1>(y, s, t, m, v, o)",
+        f"<{SAME}, epsilon = 0.5, relu = 1>(x, w, b, s, t, m, v, o)",
+    ),
     "cut off": (
         f"<{SAME}, epsilon = 0.5>(x, w, b, s, t, m, v, o)",
         "z = Relu(y)",
@@ -251,6 +256,19 @@ def test_what_stays_behind_a_convolution(
     inputs = AFTER.replace("float[4] b", "float[4] b, float[14] p")
     direct = f"dort_rewriter.DirectConv<{SAME}, relu = {relu}>({given})"
     assert_refuses(Epilogue, f"{inputs} {{ y = {direct} {following} }}", reason)
+
+
+def test_what_follows_numbers_of_16_bits_is_rounded_between() -> None:
+    """A kernel of 16-bit numbers rounds what is read behind it, whatever it is cast to then."""
+    inputs = "(float16[2,3,9,14] x, float16[4,3,3,3] w, float16[4] b, float[4] s, float[4] t, "
+    inputs += "float[4] m, float[4] v) => (float16[2,4,9,14] z)"
+    given = f"{inputs} <float16[2,4,9,14] y> {{ y = dort_rewriter.DirectConv<{SAME}>(x, w, b) "
+    given += "z = dort_rewriter.BatchNormInference<epsilon = 0.5>(y, s, t, m, v) }"
+    how = f"{SAME}, rounded = 1, epsilon = 0.5"
+    after = f"{inputs} {{ z = dort_rewriter.DirectConv<{how}>(x, w, b, s, t, m, v) }}"
+    assert_rewrites(Epilogue, given, after, reference=False)
+    wider = given.replace("(float16[2,4,9,14] z)", "(float[2,4,9,14] z)")
+    assert_refuses(Epilogue, wider, "it is cast in between")
 
 
 PADDED = "(float[2,3,7,6] x, float[4,3,3,3] w, float[4] b) => (float[2,4,P,Q] z)"

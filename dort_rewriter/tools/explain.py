@@ -6,6 +6,7 @@ that this call takes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import html
@@ -14,17 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import onnx_ir as ir
 import torch
 
 from dort_rewriter import notebook
 from dort_rewriter.aten import source_line
+from dort_rewriter.backends.arguments import with_mode
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.backends.onnxrt_graphs import compile_dynamo_graph
 from dort_rewriter.compiler.autotune import MEASURES
 from dort_rewriter.compiler.block import compile_graph
-from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given
+from dort_rewriter.deployment.compiled import WHAT_IS_SKIPPED, as_given, take_apart
 from dort_rewriter.deployment.restoring import left_as_it_was
-from dort_rewriter.errors import UnsupportedOp
+from dort_rewriter.errors import CaptureError, OptionError, UnsupportedOp
 from dort_rewriter.export.registry import op_name
 from dort_rewriter.kernels.operators import OWN_DOMAIN, TORCH_KERNELS
 from dort_rewriter.optimize.low_bits import ERROR
@@ -239,7 +242,8 @@ def explain(
             then has no graphs, and :attr:`Explanation.skipped` is True.
         args: what to call it with.
         times: also say where the time goes, beside eager mode: the model is called many times.
-        backend_options: options of ``backend="onnxrt"``.
+        backend_options: options of ``backend="onnxrt"``; without them a model that was compiled
+            by it keeps its own.
         compile_options: arguments of ``torch.compile``, such as ``{"dynamic": True}``.
         kwargs: what to call it with, by name.
 
@@ -248,31 +252,33 @@ def explain(
     ``torch._dynamo.reset()`` is called before and after: what was compiled earlier is compiled
     again when it is used.
     """
-    options = from_mapping(OrtBackendOptions, backend_options)
+    options, settings = _how(model, backend_options, compile_options)
     # A graph that was kept has nothing to explain.
     options = dataclasses.replace(options, fallback=True, cache_graphs=False)
+    if options.weights is not None:
+        require_low_bit_products(options.weights)
     backend = OrtBackend(options)
+    tries = 3 * (1 + MEASURES) if options.autotune else 1  # of three ways
     watch = Stopwatch(backend._options) if times else None
     recorder = _Recorder(backend, watch)
     original = as_given(model)
     torch._dynamo.reset()
     try:
-        compiled = torch.compile(original, backend=recorder, **(compile_options or {}))
+        compiled = torch.compile(original, backend=recorder, **settings)
 
         def step(function: Callable[..., Any]) -> None:
-            _run_backward(original, (args, kwargs), function(*args, **kwargs))
+            _run_backward(function(*args, **kwargs))
 
         measured = None
         with left_as_it_was(original, (args, kwargs)):
             if watch is None:
-                for _ in range(3 * (1 + MEASURES) if options.autotune else 1):  # of three ways
+                for _ in range(tries):
                     step(compiled)
             else:
                 eager, ours = (functools.partial(step, f) for f in (original, compiled))
-                measured = measure(eager, ours, watch)
+                measured = measure(eager, ours, watch, tries)
         low_bits = None
         if options.weights is not None:
-            require_low_bit_products(options.weights)
             torch._dynamo.reset()
             low_bits = _compare_with_float32(original, (args, kwargs), backend)
     finally:
@@ -285,20 +291,58 @@ def explain(
     return Explanation(graphs=tuple(graphs), breaks=breaks, times=measured, low_bits=low_bits)
 
 
-def _run_backward(model: Callable[..., Any], inputs: Any, results: Any) -> None:
+def _how(
+    model: Callable[..., Any],
+    backend_options: OrtBackendOptions | Mapping[str, Any] | None,
+    compile_options: Mapping[str, Any] | None,
+) -> tuple[OrtBackendOptions, dict[str, Any]]:
+    """The options of the backend, and the other arguments of ``torch.compile``: those given, or
+    those that a model was compiled with."""
+    settings = dict(compile_options or {})
+    if "backend" in settings:
+        raise OptionError("explain compiles by backend='onnxrt': leave 'backend' out.")
+    given, mode = settings.pop("options", None), settings.pop("mode", None)
+    if given is not None and backend_options is not None:
+        raise OptionError("Give backend_options, or compile_options['options'], not both.")
+    chosen = given if backend_options is None else backend_options
+    if chosen is None and mode is None:
+        with contextlib.suppress(CaptureError):  # it was not compiled, or by another backend
+            found = take_apart(model)
+            return found.options, {"dynamic": found.dynamic, **settings}
+    return with_mode(from_mapping(OrtBackendOptions, chosen), mode), settings
+
+
+def _run_backward(results: Any) -> None:
     """Compute gradients, so that AOTAutograd compiles the backward graphs; none is accumulated."""
-    leaves = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    owner = getattr(model, "__self__", model)
-    if isinstance(owner, torch.nn.Module):
-        leaves.extend(owner.parameters())
-    leaves = [t for t in leaves if t.requires_grad]
     roots = [
-        r
+        r.real if r.is_complex() else r
         for r in torch.utils._pytree.tree_leaves(results)
-        if isinstance(r, torch.Tensor) and r.requires_grad and r.is_floating_point()
+        if isinstance(r, torch.Tensor) and r.requires_grad
     ]
-    if leaves and roots:
+    leaves = _leaves(roots)
+    if leaves:
         torch.autograd.grad([r.sum() for r in roots], leaves, allow_unused=True)
+
+
+def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that gradients of results are accumulated in."""
+    waiting = [r.grad_fn for r in roots]
+    seen, found = set(waiting), [r for r in roots if r.grad_fn is None]
+    while waiting:
+        node = waiting.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.append(leaf)
+        for following, _ in () if node is None else node.next_functions:
+            if following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
+
+
+def _nodes_that_run(built: BuiltBlock) -> dict[str, int]:
+    """The nodes of a model by type, as transforms of a user left them."""
+    model = built.model
+    return count_nodes(model if isinstance(model, ir.Model) else ir.from_proto(model))
 
 
 class _Recorder:
@@ -369,7 +413,7 @@ def _described(
     return AtenGraph(
         kind=kind,
         ops=by_count(op_name(n.target) for n in calls.values()),
-        models=tuple(count_nodes(b.exported.model) for b in computed),
+        models=tuple(map(_nodes_that_run, computed)),
         placements=tuple(None if s is None else s.placement for s in sessions),
         providers=tuple(() if s is None else tuple(p.name for p in s.providers) for s in sessions),
         in_onnxruntime=len(calls) - len(outside) - len(called),

@@ -280,8 +280,13 @@ class _Profile(NamedTuple):
     kernels: tuple[KernelTime, ...]
 
 
-def measure(eager: Callable[[], Any], compiled: Callable[[], Any], watch: Stopwatch) -> Times:
-    """Time a model in eager mode and compiled; neither was called before."""
+def measure(
+    eager: Callable[[], Any], compiled: Callable[[], Any], watch: Stopwatch, tries: int = 1
+) -> Times:
+    """Time a model in eager mode and compiled; neither was called before.
+
+    ``tries`` is how many calls of the compiled one it takes until it runs as it will.
+    """
     nervous = busy(torch.get_num_threads())
     eager()  # what torch itself does once is no part of the first call
     first_call = _seconds(compiled)
@@ -289,6 +294,8 @@ def measure(eager: Callable[[], Any], compiled: Callable[[], Any], watch: Stopwa
     phases = watch.phases()
     phases["run"] = run
     phases["torch"] = max(0.0, first_call - sum(phases.values()))
+    for _ in range(tries - 1):
+        compiled()
     for _ in range(WARM_UP):
         eager()
         compiled()

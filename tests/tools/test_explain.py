@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 
@@ -229,3 +230,51 @@ def test_frozen_weights_are_explained_as_they_run() -> None:
         found = explain(model, torch.randn(1, 3, 8, 8), backend_options={"freeze": True})
     ((nodes,),) = (g.models for g in found.graphs[0].lowered)
     assert nodes == {"Conv": 1, "BatchNormalization": 1, "Relu": 1}  # by constants: ONNX Runtime's
+
+
+def _renamed(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        if node.op_type == "Relu":
+            node.op_type = "Abs"
+
+
+def test_models_are_those_that_run() -> None:
+    options = {"pre_ort_model_transforms": [_renamed]}
+    found = explain(torch.relu, torch.randn(3), backend_options=options)
+    assert found.graphs[0].lowered[0].models == ({"Abs": 1},)
+
+
+@pytest.mark.parametrize("way", ["compiled", "compile_options", "backend_options"])
+def test_options_of_what_is_explained(way: str) -> None:
+    model, options = torch.nn.Linear(3, 3), {"placement": {"*": "torch"}}
+    x, how = torch.randn(2, 3), {}
+    if way == "compiled":
+        given = torch.compile(model, backend="onnxrt", options=options)
+    else:
+        given, how = model, {way: {"options": options} if way == "compile_options" else options}
+    with torch.no_grad():
+        (graph,) = explain(given, x, **how).graphs
+    assert graph.lowered[0].in_onnxruntime == 0
+
+
+def test_modes_and_backends_among_the_arguments_of_torch_compile() -> None:
+    x = torch.randn(3)
+    (graph,) = explain(torch.relu, x, compile_options={"mode": "max-autotune"}).graphs
+    assert len(graph.lowered[0].timed) > 1
+    with pytest.raises(OptionError, match="leave 'backend' out"):
+        explain(torch.relu, x, compile_options={"backend": "onnxrt"})
+    with pytest.raises(OptionError, match="not both"):
+        explain(torch.relu, x, compile_options={"options": {}}, backend_options={})
+
+
+@pytest.mark.parametrize("of_complex", [False, True])
+def test_gradients_of_what_a_function_holds(of_complex: bool) -> None:
+    model = torch.nn.Linear(3, 4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        return torch.view_as_complex(y.view(2, 2, 2)) if of_complex else y
+
+    (graph,) = explain(function, torch.randn(2, 3)).graphs
+    assert [a.kind for a in graph.lowered] == ["forward", "backward"]
+    assert model.weight.grad is None

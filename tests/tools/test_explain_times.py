@@ -99,6 +99,15 @@ def test_saved_tensors_are_read_as_they_are() -> None:
     assert times_of(attend, torch.randn(2, 5, 3, 4, requires_grad=True)).copied_arguments == 0
 
 
+def test_what_is_timed_was_tuned_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow model is called too few times for that."""
+    monkeypatch.setattr(explain_times, "CALLS", 2)
+    (graph,) = explain(
+        torch.relu, torch.randn(3), times=True, backend_options={"autotune": True}
+    ).graphs
+    assert graph.lowered[0].timed
+
+
 def test_a_graph_that_is_skipped_has_no_kernels() -> None:
     in_eager_mode = torch.compiler.disable(torch.nn.Linear(3, 4).forward)
     found = times_of(lambda x: in_eager_mode(x), torch.randn(2, 3))

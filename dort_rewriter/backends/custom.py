@@ -221,17 +221,17 @@ class StorageKeeper:
         def call(args: list[Any]) -> Any:
             if kept["inputs"]:
                 return run(args)
-            # NOTE: copies, since an optimizer changes parameters in place after the step.
-            kept["inputs"].append(
-                tree_map_only(torch.Tensor, lambda t: t.detach().clone(), tuple(args))
-            )
+            # NOTE: copies: a program changes parameters, gradients and results in place later.
+            kept["inputs"].append(tree_map_only(torch.Tensor, _copy, tuple(args)))
             results = run(args)
-            kept["outputs"].append(
-                tree_map_only(torch.Tensor, torch.Tensor.detach, tuple(results))
-            )
+            kept["outputs"].append(tree_map_only(torch.Tensor, _copy, tuple(results)))
             return results
 
         return call
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
 
 
 def _session(built: BuiltBlock) -> Any:

@@ -354,6 +354,10 @@ def test_the_storage_holds_what_is_promised() -> None:
     assert backward["inputs"] == []
     result.sum().backward()
     assert len(backward["inputs"]) == len(backward["outputs"]) == 1
+    kept = copy.deepcopy([forward["outputs"], backward["outputs"]])
+    compiled(x).sum().backward()  # adds to the gradients that the first step gave
+    result.detach().add_(1)
+    torch.testing.assert_close([forward["outputs"], backward["outputs"]], kept, rtol=0, atol=0)
 
 
 def test_a_stored_session_gives_the_stored_outputs_again() -> None:

@@ -115,9 +115,8 @@ def select_patterns(
     if not disabled or enabled is None:
         return enabled
     names = disabled.replace("+", ",").split(",") if isinstance(disabled, str) else disabled
-    if not isinstance(enabled, str):
-        return [p for p in enabled if p not in names]
-    return "".join([enabled, *(f"-{name.strip()}" for name in names)])
+    left_out = [f"-{name.strip()}" for name in names]
+    return "".join([enabled, *left_out]) if isinstance(enabled, str) else [*enabled, *left_out]
 
 
 def with_mode(options: OrtBackendOptions, mode: str | None) -> OrtBackendOptions:

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from dort_rewriter import OptionError, make_aot_ort
+from dort_rewriter import OptionError, get_pattern_list, make_aot_ort
 from dort_rewriter.compiler.block import _few
 
 
@@ -33,6 +33,15 @@ def test_without_rewriting_the_model_is_as_exported() -> None:
 def test_left_out_rules_are_written_into_the_selection() -> None:
     backend, _ = make_aot_ort(enable_pattern="default", disable_pattern="CastCast,Identity")
     assert backend._options.optimization.patterns == "default-CastCast-Identity"
+
+
+def test_rules_are_left_out_of_a_list_of_sets_and_instances() -> None:
+    for enabled in (["default"], get_pattern_list("default")):
+        backend, _ = make_aot_ort(enable_pattern=enabled, disable_pattern=["CastCast"])
+        chosen = get_pattern_list(backend._options.optimization.patterns)
+        assert {r.name for r in get_pattern_list("default")} - {r.name for r in chosen} == {
+            "CastCast"
+        }
 
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "disable"])

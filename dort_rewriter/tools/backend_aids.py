@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
+from dort_rewriter.compiler.safety_net import raises_at_call
 from dort_rewriter.errors import CaptureError, OptionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.runtime.providers import with_nodes
@@ -105,6 +106,7 @@ class ComposedBackend:
         """For each graph, the backends that were tried; the last one compiled it."""
         self.__name__ = "compose_backends"
 
+    @raises_at_call
     def __call__(
         self, graph_module: torch.fx.GraphModule, args: Sequence[Any], **kwargs: Any
     ) -> Compiled:

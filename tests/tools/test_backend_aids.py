@@ -135,6 +135,8 @@ def test_without_a_fallback_all_reasons_are_raised() -> None:
     with pytest.raises(CaptureError, match=r"(?s)no_such_backend: .*failing: ValueError: no, th"):
         backend(graph, INPUTS)
     assert backend.chosen == (None,)
+    with pytest.raises(CaptureError, match="No backend compiled the graph"):
+        torch.compile(function, backend=backend)(*INPUTS)
 
 
 def test_options_reach_the_backends() -> None:

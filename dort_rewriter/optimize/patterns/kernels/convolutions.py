@@ -85,8 +85,8 @@ class DirectConv(Rule):
         if not _is_worth_it(windows, filters):
             return Refusal("a product of matrices is faster", (windows, filters))
         given = [x, weight, weight if bias is None else bias]
-        how = {"domain": OWN_DOMAIN, "outputs": node.outputs, "windows": windows}
-        if not graph.runs("DirectConv", given, **how):
+        made = list(node.outputs)
+        if not graph.runs("DirectConv", given, domain=OWN_DOMAIN, outputs=made, windows=windows):
             return Refusal("no kernel", x.dtype)
 
         def write(op: Writer) -> ir.Value:

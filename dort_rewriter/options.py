@@ -49,8 +49,13 @@ _WORDS = {"OptimizationLevel": get_args(OptimizationLevel)}
 
 _PROCESSORS = ("CPU", "CUDA", "any")
 
-_RANGES = {"target_opset": (18, 23), "min_block_size": (1, None), "intra_op_threads": (0, None)}
-"""The least and the greatest whole number that a field takes; None has no end."""
+_RANGES = {
+    "target_opset": (18, 23),
+    "min_block_size": (1, None),
+    "intra_op_threads": (0, None),
+    "tolerance": (0, None),
+}
+"""The least and the greatest number that a field takes; None has no end."""
 
 T = TypeVar("T")
 
@@ -77,7 +82,7 @@ def from_mapping(cls: type[T], options: T | Mapping[str, Any] | None) -> T:
     return cls(**options)
 
 
-def _check_values(options: Any) -> None:
+def check_values(options: Any) -> None:
     """Refuse values that do not fit their fields: numbers, switches, words of a list, lists."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -109,6 +114,8 @@ def _misfit(annotation: str, value: Any) -> str:
     if kind in _WORDS or kind.startswith("Literal["):
         words = _WORDS.get(kind) or ast.literal_eval(kind.removeprefix("Literal"))
         return "" if value in words else f"one of {', '.join(map(repr, words))}"
+    if kind.startswith("dict["):
+        return "" if isinstance(value, dict) else "a dictionary"
     if kind.startswith("Sequence["):
         return "a list" if isinstance(value, str) or not isinstance(value, Iterable) else ""
     return ""
@@ -166,7 +173,7 @@ class OptimizationOptions:
 
     def __post_init__(self) -> None:
         """Refuse values of another type, and processors that are not there."""
-        _check_values(self)
+        check_values(self)
         if self.processor not in _PROCESSORS:
             known = ", ".join(map(repr, _PROCESSORS))
             raise OptionError(f"processor={self.processor!r} is none of {known}.")
@@ -188,7 +195,7 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         """Refuse values of another type, and strategies that are not there."""
-        _check_values(self)
+        check_values(self)
         if self.strategy is None:
             return
         if self.strict:
@@ -321,7 +328,7 @@ class OrtBackendOptions:
         if self.check_rules is True:
             inner = dataclasses.replace(inner, check_rules=True)
         object.__setattr__(self, "optimization", inner)
-        _check_values(self)
+        check_values(self)
         self._check_given()
         if self.weights is not None and not self.freeze:
             raise OptionError(

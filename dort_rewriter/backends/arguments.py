@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dort_rewriter.errors import OptionError
 from dort_rewriter.export.dispatcher import Dispatcher
-from dort_rewriter.options import LEVELS, ExportOptions, OptimizationLevel, OrtBackendOptions
+from dort_rewriter.options import (
+    LEVELS,
+    ExportOptions,
+    OptimizationLevel,
+    OrtBackendOptions,
+    check_values,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -67,6 +73,9 @@ class CustomBackendOptions:
     """Where the models are to run, ``"CPU"`` or ``"CUDA"``: some rules need a kernel there."""
     order_algorithm: str | None = None
     """The order of the nodes: None keeps it, ``"memory"`` looks for a lower peak."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
 
 def takes_fields_of(options: type[Any]) -> Callable[[F], F]:

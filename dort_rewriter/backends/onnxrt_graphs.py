@@ -77,12 +77,9 @@ def call_backend(
     if chosen.weights is not None:
         require_low_bit_products(chosen.weights)
     note_call(graph_module, args)
-    if not chosen.use_aot_autograd:
-        if mode is not None:
-            return compile_graph(backend, graph_module, args, chosen)
+    if not chosen.use_aot_autograd and mode is None:
         compiled: Callable[..., Any] = backend.compile(graph_module, args)
         return compiled
-
     return compile_dynamo_graph(backend, graph_module, args, chosen)
 
 
@@ -94,7 +91,10 @@ def compile_dynamo_graph(
     compile_part: CompilePart = block.compile_graph,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo through AOTAutograd, each graph of ATen operators by
-    ``compile_part``. What fails falls back to eager mode, with the option for that."""
+    ``compile_part``; without AOTAutograd, by an option, as it is. What fails falls back to eager
+    mode, with the option for that."""
+    if not options.use_aot_autograd:
+        return compile_graph(backend, graph_module, args, options, compile_part)
     if _overlaps(graph_module, options):
         forward: Callable[..., Any] = graph_module.forward
         return forward
@@ -198,6 +198,7 @@ def compile_graph(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     options: OrtBackendOptions | None = None,
+    compile_part: CompilePart = block.compile_graph,
 ) -> Callable[..., Any]:
     """Compile a graph of ATen operators: to what takes its arguments, or the list of them."""
     options = options or _options(backend)
@@ -205,7 +206,8 @@ def compile_graph(
     def compiled() -> Callable[..., Any]:
         complete_metadata(graph_module, args)
         checks = FiniteChecks(graph_module) if checks_finite(options) else None
-        run = _compile_checked(graph_module, make_recipe(backend, options), checks)
+        recipe = make_recipe(backend, options)
+        run = _compile_checked(graph_module, recipe, checks, compile_part)
         return unboxed(run, graph_module)
 
     return guarded(

@@ -21,7 +21,7 @@ LOGGER = logging.getLogger("dort_rewriter")
         (None, "CastCast", None),
         ("default+onnxruntime", "CastCast+Identity", "default+onnxruntime-CastCast-Identity"),
         ("default", ["CastCast"], "default-CastCast"),
-        (["CastCast", "Identity"], "CastCast", ["Identity"]),
+        (["CastCast", "Identity"], "CastCast", ["CastCast", "Identity", "-CastCast"]),
     ],
 )
 def test_rules_are_one_selection(enabled: object, disabled: object, expected: object) -> None:

@@ -35,6 +35,7 @@ from dort_rewriter.backends.to_onnx import to_onnx
 from dort_rewriter.capture.lowering import leaving_no_hook
 from dort_rewriter.compiler.differences import Tolerance
 from dort_rewriter.compiler.provider_choice import providers_of_files
+from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import ExecutionError, OptionError
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import OptimizationOptions
@@ -52,7 +53,13 @@ from dort_rewriter.tools.command import (
     option,
 )
 from dort_rewriter.tools.graph_table import cell, text_table
-from dort_rewriter.tools.judgment import Judgment, Witness, exact_results, excess
+from dort_rewriter.tools.judgment import (
+    Judgment,
+    Witness,
+    eager_results,
+    exact_results,
+    excess,
+)
 from dort_rewriter.tools.models import count_nodes
 from dort_rewriter.tools.optimum_files import (
     ChosenResults,
@@ -93,7 +100,8 @@ class ExporterResult:
     max_difference: float | None = None
     """The largest absolute difference to eager, NaN where shapes or places of NaN differ."""
     agrees: bool | None = None
-    """Whether all results are those of eager, within the tolerance."""
+    """Whether all results are those of eager, within the tolerance; None for a model with random
+    results, or a failure."""
     run_milliseconds: float | None = None
     """The median of a run in onnxruntime, arrays in and out."""
     bytes: int | None = None
@@ -195,7 +203,7 @@ def _row(r: ExporterResult) -> list[str]:
         cell(r.run_milliseconds, ".3g"),
         cell(r.max_difference, ".1e"),
         cell(r.exact_difference, ".1e"),
-        {True: "yes", False: "NO", None: "-"}[r.agrees],
+        {True: "yes", False: "NO", None: "-" if r.error else "random"}[r.agrees],
     ]
 
 
@@ -212,7 +220,9 @@ def _said(result: ExporterResult) -> Iterator[str]:
         yield f"leaves out: {', '.join(result.left_out)}"
     for other in result.elsewhere:
         found = "as eager mode"
-        if other.max_difference is not None and not other.agrees:
+        if other.agrees is None:
+            found = "other random numbers"
+        elif not other.agrees:
             found = f"differs from eager mode by {other.max_difference:.1e}"
             if result.agrees:
                 found += ", by the runtime: onnxruntime computes eager mode's of the same file"
@@ -313,8 +323,9 @@ def compare_exporters(
 ) -> Comparison:
     """Export a model in several ways: its nodes, its numbers and its times, side by side.
 
-    The model is run as it is given: call ``eval()`` for what it does in inference. An exporter
-    that fails has its error in its row.
+    The model is run as it is given: call ``eval()`` for what it does in inference. Each run and
+    each export has it and its arguments as they were given, and so they are left. A model with
+    random results is not judged. An exporter that fails has its error in its row.
 
     Args:
         model: a module.
@@ -345,17 +356,19 @@ def compare_exporters(
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     named = dict(kwargs or {})
     with torch.no_grad():
-        expected = [t for t in tree_leaves(model(*given, **named)) if isinstance(t, torch.Tensor)]
-        exact = exact_results(model, given, named)
+        expected = eager_results(model, given, named)
         tolerance = Tolerance(absolute=atol, relative=rtol)
-        witness = Witness(model, given, named, expected, exact, tolerance)
+        random = excess(eager_results(model, given, named, seed=1), expected, tolerance) > 1
+        exact = None if random else exact_results(model, given, named)
+        witness = Witness(model, given, named, expected, exact, tolerance, random=random)
         candidates = [
             _Candidate(name, model, given, named, target_opset, dynamic_shapes, run_on)
             for name in exporters
         ]
         eager: list[float] = []
         for _ in range(repeat):
-            eager.append(_milliseconds(lambda: model(*given, **named)))
+            with left_as_it_was(model, (given, named)):
+                eager.append(_milliseconds(lambda: model(*given, **named)))
             for candidate in candidates:
                 if candidate.error is None:
                     candidate.times.append(candidate.run())
@@ -391,7 +404,7 @@ class _Candidate:
         start = time.perf_counter()
         try:
             # What an exporter says meanwhile is of no concern to who compares.
-            with warnings.catch_warnings(), _quiet():
+            with warnings.catch_warnings(), _quiet(), left_as_it_was(model, (args, kwargs)):
                 warnings.simplefilter("ignore")
                 made = EXPORTERS[name](model, args, kwargs, opset, shapes)
             if isinstance(made, ChosenResults):
@@ -434,7 +447,8 @@ class _Candidate:
             witness = witness.of_results(self.places)
             exact = [exact[place] for place in self.places] if exact else None
         found = _compared(self.outputs, witness)
-        judge = None if found["agrees"] else witness.judge(self.proto, self.feeds, self.outputs)
+        is_wrong = found["agrees"] is False
+        judge = witness.judge(self.proto, self.feeds, self.outputs) if is_wrong else None
         return dataclasses.replace(
             made,
             **found,
@@ -459,9 +473,10 @@ class _Candidate:
 
 
 def _compared(outputs: Sequence[Any], witness: Witness) -> dict[str, Any]:
+    is_close = excess(outputs, witness.expected, witness.tolerance) <= 1
     return {
         "max_difference": _largest(outputs, witness.expected),
-        "agrees": excess(outputs, witness.expected, witness.tolerance) <= 1,
+        "agrees": None if witness.random else is_close,
     }
 
 
@@ -567,4 +582,4 @@ def run_compare(arguments: Sequence[str]) -> int:
         found.save_html(options.html)
     answer(options.json, found.to_dict(), str(found))
     ours = [r for r in found.results if r.exporter == "dort_rewriter"]
-    return int(any(not r.agrees for r in ours))
+    return int(any(r.error is not None or r.agrees is False for r in ours))

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dort_rewriter.aten import results_of, source_line
 from dort_rewriter.compiler.differences import Tolerance, largest
+from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import DortError
 from dort_rewriter.export.decompositions import get_standard_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
@@ -55,6 +56,17 @@ class Judgment:
     fault. What is between two values of torch's graph has no counterpart there."""
 
 
+def eager_results(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int = 0
+) -> list[torch.Tensor]:
+    """The tensors that a model computes; it and its arguments are left as they were."""
+    with left_as_it_was(model, (args, kwargs)):
+        torch.manual_seed(seed)
+        found = tree_leaves(model(*args, **kwargs))
+        # Copies: a result may be what is set back.
+        return [t.clone() for t in found if isinstance(t, torch.Tensor)]
+
+
 def exact_results(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor] | None:
@@ -65,13 +77,11 @@ def exact_results(
         return value.double() if is_narrow else value
 
     try:
-        found = copy.deepcopy(model).double()(
-            *tree_map(wide, tuple(args)), **tree_map(wide, kwargs)
-        )
+        exact = copy.deepcopy(model).double()
+        return eager_results(exact, tree_map(wide, tuple(args)), tree_map(wide, kwargs))
     except Exception as error:  # a model raises anything
         logger.debug("No results in float64: %s", error)
         return None
-    return [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
 
 
 def excess(got: Sequence[Any], exact: Sequence[torch.Tensor], tolerance: Tolerance) -> float:
@@ -97,6 +107,8 @@ class Witness:
         expected: Sequence[torch.Tensor],
         exact: Sequence[torch.Tensor] | None,
         tolerance: Tolerance,
+        *,
+        random: bool = False,
     ) -> None:
         self.model, self.args = model, tuple(args)
         # torch.export has them in the order of the signature.
@@ -105,6 +117,8 @@ class Witness:
         self.expected = expected
         self.exact = expected if exact is None else exact
         self.tolerance = tolerance
+        self.random = random
+        """Whether eager mode computes other results with another seed."""
         self._graphs: list[_Graph] | None = None
 
     def of_results(self, places: Sequence[int]) -> Witness:
@@ -228,8 +242,10 @@ class Witness:
         """Torch's graph as this package decomposes it, as torch does, and as it is exported."""
         if self._graphs is None:
             self._graphs = []
+            state = self.model, (self.args, self.kwargs)
             try:
-                program = torch.export.export(self.model, self.args, self.kwargs)
+                with left_as_it_was(*state):
+                    program = torch.export.export(self.model, self.args, self.kwargs)
             except Exception as error:  # torch.export refuses in many ways
                 logger.info("No values of torch's graph: %s", error)
                 return []
@@ -239,7 +255,8 @@ class Witness:
                 program.run_decompositions,
                 lambda: program,
             ):
-                self._graphs.append(_Graph.record(make, self.args, self.kwargs))
+                with left_as_it_was(*state):
+                    self._graphs.append(_Graph.record(make, self.args, self.kwargs))
         return self._graphs
 
 

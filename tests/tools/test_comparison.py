@@ -289,6 +289,52 @@ def test_providers_run_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"dort_rewriter ran on Other (3 nodes), {CPU} (0 nodes)" in str(found)
 
 
+class Stateful(torch.nn.Module):
+    """Counts its calls, and writes to its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        x.mul_(2)
+        return torch.relu(x + self.calls).exp()
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+def test_state_is_the_same_for_all_and_left(spoil: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Stateful(), torch.ones(3)
+    if spoil:
+        monkeypatch.setitem(comparison.EXPORTERS, "dort_rewriter", spoiled("Relu", "Neg"))
+    found = compare_exporters(model, x, repeat=2)
+    assert [r.agrees for r in found.results] == [True, True, not spoil]
+    assert (model.calls, x.tolist()) == (0, [1.0, 1.0, 1.0])
+    assert found.eager_difference is not None
+    assert found.eager_difference < 1e-5
+    judgment = found["dort_rewriter"].judgment
+    if spoil:
+        assert judgment is not None
+        assert judgment.node == "Neg -> relu"
+        assert "torch.relu(x + self.calls)" in (judgment.line or "")
+
+
+def test_a_model_that_draws_random_numbers_is_not_judged(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5))
+    chosen: dict[str, Any] = {"exporters": ["dort_rewriter"], "runtimes": ["reference"]}
+    found = compare_exporters(model, torch.randn(3, 4), repeat=1, **chosen)
+    result = found["dort_rewriter"]
+    assert (result.error, result.agrees, result.judgment) == (None, None, None)
+    text = str(found)
+    assert re.search(r"random\n", text)
+    assert "on reference: other random numbers" in text
+    assert "differs" not in text
+    source = tmp_path / "random_model.py"
+    source.write_text("import torch\npair = torch.nn.Dropout(0.5), torch.ones(9, 9)\n")
+    arguments = ["compare", f"{source}:pair", "--exporters", "dort_rewriter", "--repeat", "1"]
+    assert main(arguments) == 0
+
+
 @pytest.mark.parametrize(
     "options",
     [{"exporters": ["tensorrt"]}, {"repeat": 0}, {"runtimes": ["x"]}, {"providers": ["Nowhere"]}],

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
+from dort_rewriter.deployment.restoring import left_as_it_was
 from dort_rewriter.errors import OptionError
 from dort_rewriter.runtime.providers import OPENVINO
 from dort_rewriter.tools.command import (
@@ -217,7 +218,8 @@ def benchmark(
         if isinstance(twin, torch.nn.Module):
             twin.train(mode == "training")
         torch._dynamo.reset()
-        timings.extend(_measure(mode, steps, seconds, clock))
+        with left_as_it_was(twin, given):
+            timings.extend(_measure(mode, steps, seconds, clock, (twin, given)))
     torch._dynamo.reset()
     tensors = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
     return Benchmark(
@@ -240,11 +242,18 @@ def _check_names(modes: Sequence[str], backends: Sequence[str], seconds: float) 
         raise OptionError(f"seconds is above 0, not {seconds}.")
 
 
-def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock) -> list[Timing]:
-    """The lines of one mode: eager first, which the others are compared with."""
+def _measure(
+    mode: str,
+    steps: Mapping[str, Step],
+    seconds: float,
+    clock: Clock,
+    state: tuple[Callable[..., Any], Any],
+) -> list[Timing]:
+    """The lines of one mode: eager first, which the others are compared with, all from the same
+    state of the model and of its arguments."""
     try:
-        expected = _seeded(steps["eager"], 0)
-        random = largest_difference(_seeded(steps["eager"], 1), expected) > 0
+        expected = _first(steps["eager"], state)
+        random = largest_difference(_first(steps["eager"], state, seed=1), expected) > 0
     except Exception as error:  # whatever the model of the user raises
         raise OptionError(f"The model fails in eager mode, {mode}: {brief(error)}") from error
     firsts: dict[str, tuple[float, float]] = {}
@@ -252,7 +261,7 @@ def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock)
     for name, step in steps.items():
         start = time.perf_counter()
         try:
-            results = _seeded(step, 0)
+            results = _first(step, state)
         except Exception as error:  # a compiler may be missing: the others go on
             errors[name] = brief(error)
             continue
@@ -276,9 +285,11 @@ def _measure(mode: str, steps: Mapping[str, Step], seconds: float, clock: Clock)
     ]
 
 
-def _seeded(step: Step, seed: int) -> list[Any]:
-    torch.manual_seed(seed)
-    return [t.clone() if isinstance(t, torch.Tensor) else t for t in step()]
+def _first(step: Step, state: tuple[Callable[..., Any], Any], seed: int = 0) -> list[Any]:
+    """What a step computes, as if none was made before."""
+    with left_as_it_was(*state):
+        torch.manual_seed(seed)
+        return [t.clone() if isinstance(t, torch.Tensor) else t for t in step()]
 
 
 def make_call(

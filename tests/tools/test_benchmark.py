@@ -104,6 +104,27 @@ def test_a_model_that_draws_random_numbers_is_not_judged() -> None:
     assert "random" in str(found)
 
 
+@pytest.mark.parametrize("assigned", [False, True])
+def test_each_backend_starts_from_the_same_state(assigned: bool) -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if assigned:
+                self.calls = self.calls + 1
+            else:
+                self.calls.add_(1)
+            return self.linear(x) * self.calls
+
+    model = Counting()
+    found = run(model, (torch.randn(3, 4),))
+    assert [t.agrees for t in found.timings] == [True] * 4, str(found)
+    assert model.calls == 0
+
+
 def test_a_function_of_nested_results_and_keywords() -> None:
     def function(x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
         return {"a": [x * scale, (x > 0)], "n": x.argmax(-1)}

@@ -159,8 +159,11 @@ class Comparison:
         return notebook.page(f"{self.model}: exporters compared", parts)
 
     def save_html(self, path: str | Path) -> None:
-        """Write the page."""
-        Path(path).write_text(self.to_html(), encoding="utf-8")
+        """Write the page; :class:`OptionError` where that fails."""
+        try:
+            Path(path).write_text(self.to_html(), encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"The page cannot be written: {error}.") from error
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -578,8 +581,8 @@ def run_compare(arguments: Sequence[str]) -> int:
         target_opset=options.opset,
         repeat=options.repeat,
     )
+    answer(options.json, found.to_dict(), str(found))
     if options.html:
         found.save_html(options.html)
-    answer(options.json, found.to_dict(), str(found))
     ours = [r for r in found.results if r.exporter == "dort_rewriter"]
     return int(any(r.error is not None or r.agrees is False for r in ours))

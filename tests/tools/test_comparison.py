@@ -354,6 +354,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["agrees"] is True
+    assert main([*arguments, "--html", str(tmp_path / "nowhere" / "page.html")]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Linear, eager: ")
+    assert shown.err.startswith("dort-rewriter compare: The page cannot be written: ")
 
 
 def test_a_tensor_stands_for_one_argument_and_exporters_are_quiet(

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dort_rewriter.errors import OptionError
+from dort_rewriter.errors import DortError, OptionError
 from dort_rewriter.graph.schemas import qualified
 from dort_rewriter.tools.command import answer, brief, make_parser
 from dort_rewriter.tools.dot import plot_dot
@@ -57,6 +57,8 @@ def run_show(arguments: Sequence[str]) -> int:
         else:
             text = "" if options.json else pretty_onnx(model, source=options.source)
         summary = summarize(model)
+    except DortError:  # a drawing is not written
+        raise
     # A model that protobuf reads may still be none: no attribute of its type, no such input.
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise OptionError(f"{options.model!r} is a damaged model: {brief(error)}.") from error

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from dort_rewriter import pretty_onnx
-from dort_rewriter.tools import cli
+from dort_rewriter.tools import cli, dot
 from tests.tools.test_onnx_text import MODEL
 
 
@@ -54,13 +54,28 @@ def test_it_draws(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "Transpose" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("more", [[], ["--draw", "x.jpg"]])
+@pytest.mark.parametrize(
+    ("drawing", "message"),
+    [
+        ("", "No ONNX model can be read from "),
+        ("x.jpg", "A drawing is saved as "),
+        ("x.png", "No png was drawn: "),
+        ("nowhere/x.svg", "The drawing cannot be written: "),
+    ],
+)
 def test_a_failure_has_one_message(
-    more: list[str], path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drawing: str,
+    message: str,
+    path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = path if more else str(tmp_path / "none.onnx")
+    monkeypatch.setattr(dot, "find_dot", lambda: None)
+    model = path if drawing else str(tmp_path / "none.onnx")
+    more = ["--draw", str(tmp_path / drawing)] if drawing else []
     assert cli.main(["show", model, *more]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("dort-rewriter show: ")
+    assert captured.err.startswith(f"dort-rewriter show: {message}")
     assert len(captured.err.splitlines()) == 1

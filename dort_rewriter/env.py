@@ -59,8 +59,9 @@ VARIABLES: dict[str, Variable] = {
         "when a graph is built."
     ),
     "DORT_REPORT_DIR": Variable(
-        "A folder: each graph that falls back to torch is written to it, with its arguments and "
-        "a script that runs it again, as `dort-rewriter report` asks for."
+        "A folder: each graph whose ONNX model cannot be built or run is written to it, with its "
+        "arguments and a script that runs it again, as `dort-rewriter report` asks for. Not "
+        "those that run in torch because operators have no converter."
     ),
     "DORT_PROGRESS": Variable(
         "1: a first call, or an export, shows what it is doing, as verbose=1 does where it is "

@@ -15,7 +15,7 @@ COMMANDS = {
     "doctor": "say what is wrong with the installation, and the line that fixes it",
     "compare": "export a model in several ways, and compare nodes, numbers and times",
     "explain": "say what of a model runs in ONNX Runtime, what in torch, and why",
-    "report": "run a program, and pack what shows each graph that ONNX Runtime does not run",
+    "report": "run a program, and pack what shows each graph that fails in ONNX Runtime",
     "show": "print, count or draw an ONNX model",
     "bench": "time a model in eager mode, by Inductor and by ONNX Runtime, forward and backward",
     "patch": "write the hook into torch's own file, or take it out",

@@ -1,4 +1,4 @@
-"""``dort-rewriter report``: run a program, and pack each graph that falls back to torch."""
+"""``dort-rewriter report``: run a program, and pack each graph whose ONNX model fails."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def run_report(arguments: Sequence[str]) -> int:
     """Run a program and print the folders that were written; 1 if there is one."""
     parser = make_parser(
         "report",
-        "Run a Python program. Each of its graphs that ONNX Runtime cannot run, or with --verify\n"
-        "gives other numbers than torch, is written to a folder: the FX graph, the model, the\n"
-        "arguments, the versions, and a script that runs it again. Ends with 1 if there is one.",
+        "Run a Python program. Each of its graphs whose ONNX model cannot be built or run, or\n"
+        "with --verify gives other numbers than torch, is written to a folder: the FX graph, the\n"
+        "model, the arguments, the versions, and a script that runs it again. Ends with 1 if\n"
+        "there is one. What has no converter does not fail but runs in torch: `dort-rewriter\n"
+        "explain` names it.",
         "examples:\n"
         "  dort-rewriter report train.py --epochs 1\n"
         "  dort-rewriter report --verify --folder problems train.py",
@@ -46,12 +48,18 @@ def run_report(arguments: Sequence[str]) -> int:
     missing = list(unwritten()[lost:])
     lines += [f"not written: {_first_line(problem)}" for problem in missing]
     some = bool(found or missing)
-    lines.append(f"{len(found)} graph(s) written." if some else "No graph fell back.")
+    lines.append(f"{len(found)} graph(s) written." if some else _NONE)
     if ended:
         lines.append(f"The program ended with {ended}")
     data = {"folders": [str(f) for f in found], "not_written": missing, "error": ended}
     answer(options.json, data, "\n".join(lines))
     return int(some or bool(ended))
+
+
+_NONE = (
+    "No graph was written: each model could be built and run. What has no converter runs in "
+    "torch, as `dort-rewriter explain` says."
+)
 
 
 def _run(program: str, arguments: Sequence[str]) -> str:

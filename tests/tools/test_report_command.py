@@ -1,4 +1,4 @@
-"""``dort-rewriter report``: a program runs, and what fell back is packed."""
+"""``dort-rewriter report``: a program runs, and what failed is packed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def break_it(model):
         node.op_type = sys.argv[1]
 
 options = {"pre_ort_model_transforms": [break_it], "optimization": {"patterns": None}}
-compiled = torch.compile(lambda x: x.exp() * 2, backend="onnxrt", options=options)
+function = torch.linalg.pinv if sys.argv[1] == "unsupported" else lambda x: x.exp() * 2
+compiled = torch.compile(function, backend="onnxrt", options=options)
 with torch.no_grad():
     print(compiled(torch.zeros(2, 3)).sum().item())
 """
@@ -74,8 +75,12 @@ def test_what_cannot_be_written_is_counted(tmp_path: Path) -> None:
     assert problem.startswith("not written: ")
 
 
-def test_nothing_is_written_about_a_program_that_runs(tmp_path: Path) -> None:
-    done = report(tmp_path, "Exp")
+@pytest.mark.parametrize("what", ["Exp", "unsupported"])
+def test_nothing_is_written_about_a_program_that_runs(what: str, tmp_path: Path) -> None:
+    done = report(tmp_path, what)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["12.0", "No graph fell back."]
+    assert ("A graph runs in torch as a whole" in done.stderr) == (what == "unsupported")
+    number, said = done.stdout.splitlines()
+    assert number == ("12.0" if what == "Exp" else "0.0")
+    assert said.startswith("No graph was written: each model could be built and run.")
     assert not (tmp_path / "found").exists()

@@ -6,6 +6,7 @@ whatever else the machine does slows all of them down.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -441,15 +442,16 @@ def run_bench(arguments: Sequence[str]) -> int:
     if options.cpu_time:
         torch.set_num_threads(1)
     try:
-        found = benchmark(
-            model,
-            args,
-            modes=options.modes.split(","),
-            backends=options.backends.split(","),
-            seconds=options.seconds,
-            clock=time.process_time if options.cpu_time else time.perf_counter,
-            dynamic=True if options.dynamic else None,
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # what the model prints is no answer
+            found = benchmark(
+                model,
+                args,
+                modes=options.modes.split(","),
+                backends=options.backends.split(","),
+                seconds=options.seconds,
+                clock=time.process_time if options.cpu_time else time.perf_counter,
+                dynamic=True if options.dynamic else None,
+            )
     finally:
         torch.set_num_threads(threads)
     answer(options.json, found.to_dict(), str(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -21,19 +22,20 @@ HELP = (
 
 
 def load_pair(source: str) -> tuple[Any, Sequence[Any]]:
-    """A model and the arguments to call it with.
+    """A model and the arguments to call it with; what is printed meanwhile goes to stderr.
 
     Raises :class:`OptionError` when `source` names no such pair.
     """
     place, colon, name = source.rpartition(":")
     if not colon or not place or not name:
         raise OptionError(f"Expected {HELP}; got {source!r}.")
-    module = _load(place)
-    if not hasattr(module, name):
-        raise OptionError(f"{place} has no {name!r}.")
-    found = getattr(module, name)
-    if callable(found) and not isinstance(found, tuple):
-        found = found()
+    with contextlib.redirect_stdout(sys.stderr):
+        module = _load(place)
+        if not hasattr(module, name):
+            raise OptionError(f"{place} has no {name!r}.")
+        found = getattr(module, name)
+        if callable(found) and not isinstance(found, tuple):
+            found = found()
     if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0])):
         raise OptionError(f"{source} gives a {type(found).__name__}, not a pair (model, args).")
     model, args = found

@@ -15,6 +15,7 @@ import logging
 import math
 import re
 import statistics
+import sys
 import time
 import warnings
 from collections import Counter
@@ -572,15 +573,16 @@ def run_compare(arguments: Sequence[str]) -> int:
     parser.add_argument("--html", metavar="FILE", help="also write it as a page of HTML")
     options = parser.parse_args(arguments)
     model, args = load_pair(options.model)
-    found = compare_exporters(
-        model,
-        args,
-        exporters=options.exporters,
-        runtimes=options.runtimes,
-        providers=options.providers,
-        target_opset=options.opset,
-        repeat=options.repeat,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # what the model prints is no answer
+        found = compare_exporters(
+            model,
+            args,
+            exporters=options.exporters,
+            runtimes=options.runtimes,
+            providers=options.providers,
+            target_opset=options.opset,
+            repeat=options.repeat,
+        )
     answer(options.json, found.to_dict(), str(found))
     if options.html:
         found.save_html(options.html)

@@ -7,7 +7,7 @@ import json
 import runpy
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 from dort_rewriter import env
@@ -42,6 +42,8 @@ def run_report(arguments: Sequence[str]) -> int:
         stack.enter_context(env.temporarily("DORT_REPORT_DIR", str(folder)))
         if options.verify:
             stack.enter_context(env.temporarily("DORT_VERIFY", "1"))
+        if options.json:
+            stack.enter_context(redirect_stdout(sys.stderr))
         ended = _run(options.program, options.rest)
     found = [f for f in _folders(folder) if f not in before]
     lines = [f"{f}: {_problem(f)}" for f in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -37,6 +38,37 @@ def test_each_option_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch)
         run([])
     (parser,) = parsers
     assert [a.option_strings or a.dest for a in parser._actions if not a.help] == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["compare", "--exporters", "dort_rewriter", "--repeat", "1"],
+        ["bench", "--modes", "inference", "--backends", "eager", "--seconds", "0.001"],
+        ["explain"],
+    ],
+    ids=lambda more: more[0],
+)
+def test_what_a_model_prints_is_no_json(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "printing_model.py"
+    print_in_forward = "" if more[0] == "explain" else "print('in forward')"
+    source.write_text(
+        "import torch\n"
+        "print('imported')\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        f"        {print_in_forward}\n"
+        "        return x + 1\n"
+        "def make():\n"
+        "    print('made')\n"
+        "    return Model(), torch.ones(3)\n"
+    )
+    assert cli.main([more[0], f"{source}:make", *more[1:], "--json"]) == 0
+    shown = capsys.readouterr()
+    json.loads(shown.out)
+    assert {"imported", "made"} <= set(shown.err.splitlines())
 
 
 @pytest.mark.parametrize(("name", "words"), [("bench", benchmark), ("compare", comparison)])

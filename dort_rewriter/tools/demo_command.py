@@ -18,7 +18,7 @@ import torch
 from dort_rewriter import notebook
 from dort_rewriter.errors import OptionError
 from dort_rewriter.tools.charts import bar_chart, line_chart, sparkline
-from dort_rewriter.tools.command import answer, make_parser, option
+from dort_rewriter.tools.command import answer, check_names, make_parser, option
 from dort_rewriter.tools.demo import (
     BACKENDS,
     MODES,
@@ -81,10 +81,17 @@ def run_demo(arguments: Sequence[str]) -> int:
         raise OptionError(f"--steps, --{', --'.join(SIZES)} are at least 1.")
     if options.hidden % (2 * usual.heads):
         raise OptionError(f"--hidden is a multiple of {2 * usual.heads}.")
+    backends = options.backends.split(",")
+    known = {*BACKENDS, *torch._dynamo.list_backends(exclude_tags=())}
+    check_names("backend", backends, sorted(known))
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"The folder cannot be made: {error}.") from error
     print("The first results compile; those of Inductor take most of a minute.", file=sys.stderr)
     result = demonstrate(
         options.folder,
-        backends=options.backends.split(","),
+        backends=backends,
         steps=options.steps,
         size=Size(**sizes),
         seconds=options.seconds,

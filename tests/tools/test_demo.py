@@ -177,7 +177,6 @@ WRONG = DemoResult(
 @pytest.fixture
 def _wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_command, "demonstrate", lambda *args, **options: WRONG)
-    Path("dort_demo").mkdir()
 
 
 @pytest.mark.usefixtures("_wrong")
@@ -208,7 +207,6 @@ def test_a_busy_machine_is_said(
     """In the text and on the page: nobody is to believe its times."""
     result = dataclasses.replace(WRONG, busy=words)
     monkeypatch.setattr(demo_command, "demonstrate", lambda *args, **options: result)
-    Path("dort_demo").mkdir()
     cli.main(["demo"])
     page = Path("dort_demo/demo.html").read_text(encoding="utf-8")
     for text in (capsys.readouterr().out, page):
@@ -240,3 +238,24 @@ def test_sizes_are_checked(wrong: str, capsys: pytest.CaptureFixture[str]) -> No
 def test_the_width_is_cut_into_heads(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--hidden", "30"]) == 1
     assert "multiple of 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--backends", "onnxrt,foo"], "Unknown backend 'foo': known are "),
+        (["--folder", "file/inside"], "The folder cannot be made: "),
+    ],
+)
+def test_what_cannot_be_done_is_said_first(
+    more: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(demo_command, "demonstrate", lambda *args, **options: WRONG)
+    Path("file").touch()
+    assert cli.main(["demo", *more]) == 1
+    said = capsys.readouterr().err.removeprefix("dort-rewriter demo: ")
+    assert said.startswith(message)
+    assert not Path("dort_demo").exists()

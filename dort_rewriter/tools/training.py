@@ -27,11 +27,13 @@ def train_loop(
         model: a ``torch.nn.Module``, or what ``torch.compile`` made of one.
         args: its inputs.
         loss_fn: takes the first floating point tensor of the output and the target; None takes
-            the ``loss`` of the output if it has one, the mean of squares otherwise.
+            the ``loss`` of the output, an attribute or a key, if it has one, the mean of squares
+            otherwise.
         optimizer: makes the update; None is plain gradient descent with a rate of 0.001.
 
     Raises:
-        OptionError: the model has no parameter that needs a gradient, or none got one.
+        OptionError: the model has no parameter that needs a gradient, or none got one; the model
+            is no module, or the optimizer none.
 
     """
     return _step(model, args, loss_fn, optimizer)
@@ -57,7 +59,8 @@ def train_loop_mixed_precision(
         dtype: the type of autocast.
 
     Raises:
-        OptionError: the model has no parameter that needs a gradient, or none got one.
+        OptionError: the model has no parameter that needs a gradient, or none got one; the model
+            is no module, or the optimizer none.
     """
     if dtype is None:
         on_cuda = _trainable(model)[0].device.type == "cuda"
@@ -77,6 +80,11 @@ def _step(
     device = parameters[0].device.type
     if optimizer is None:
         optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    elif not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(
+            "optimizer is one that was made, as torch.optim.SGD(model.parameters(), lr=1e-3), not "
+            f"{optimizer!r}."
+        )
     # A real loop skips its first steps until the scale fits; one step needs a scale that does.
     scaler = torch.amp.GradScaler(device, init_scale=1024.0, enabled=dtype is torch.float16)
     model.zero_grad(set_to_none=True)
@@ -95,6 +103,10 @@ def _step(
 
 
 def _trainable(model: Any) -> list[torch.nn.Parameter]:
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(
+            f"The model is a torch.nn.Module, or what torch.compile made of one, not {model!r}."
+        )
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise OptionError(
@@ -105,7 +117,7 @@ def _trainable(model: Any) -> list[torch.nn.Parameter]:
 
 
 def _loss(output: Any, loss_fn: LossFunction | None) -> torch.Tensor:
-    own = getattr(output, "loss", None)
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss_fn is None and isinstance(own, torch.Tensor):
         return own
     prediction = next((t for t in _tensors(output) if t.is_floating_point()), None)

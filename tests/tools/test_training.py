@@ -88,8 +88,9 @@ class Wrapped(torch.nn.Module):
         lambda y: (torch.arange(3), y),
         lambda y: {"index": torch.arange(3), "logits": [y, y * 3]},
         lambda y: SimpleNamespace(loss=y.square().mean()),
+        lambda y: {"loss": y.square().mean(), "logits": y},
     ],
-    ids=["tuple", "mapping", "own loss"],
+    ids=["tuple", "mapping", "own loss", "own loss in a mapping"],
 )
 def test_the_prediction_is_found_in_the_output(wrap: Any) -> None:
     model = Wrapped(wrap)
@@ -106,6 +107,15 @@ def test_a_model_without_parameters_to_train_is_refused(step: Any) -> None:
     for model in (torch.nn.ReLU(), frozen):
         with pytest.raises(OptionError, match=r"(ReLU|Sequential) has no parameter that needs"):
             step(model, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("step", [train_loop, train_loop_mixed_precision])
+def test_what_is_no_model_or_no_optimizer_is_refused(step: Any) -> None:
+    for model in ("model.py", torch.nn.Linear):
+        with pytest.raises(OptionError, match=r"The model is a torch.nn.Module, .* not "):
+            step(model, torch.randn(3, 4))
+    with pytest.raises(OptionError, match=r"optimizer is one that was made, .* not <class"):
+        step(layers(), torch.randn(3, 4), optimizer=torch.optim.Adam)
 
 
 def test_a_loss_that_depends_on_nothing_is_refused() -> None:

@@ -36,7 +36,7 @@ class Tolerance:
     of_largest: float = 0.0
     """Times the largest finite one of the expected tensor."""
     share: float = 1.0
-    """The share of the numbers that must be as near as that."""
+    """The share of the numbers that must be as near as that. None may be infinitely far."""
 
     def limits(self, expected: torch.Tensor) -> torch.Tensor:
         """What is accepted for each number."""
@@ -85,11 +85,11 @@ def difference(
         wrong = found > (tolerance.limits(expected) if is_rounded else 0.0)
         # The margin is for shares that binary fractions do not hit: 0.07 of 100 elements.
         needed = math.ceil(tolerance.share * wrong.numel() - 1e-6)
-        if wrong.numel() - int(wrong.sum()) < needed:
+        infinite = wrong & found.isinf()
+        if infinite.any() or wrong.numel() - int(wrong.sum()) < needed:
             break
     else:
-        wrong = torch.zeros_like(found, dtype=torch.bool)
-    infinite = wrong & found.isinf()
+        wrong = infinite = torch.zeros_like(found, dtype=torch.bool)
     if zeros and not infinite.any() and (signs := _other_zeros(got, expected)).any():
         return Difference("zero", f"{kind}: {_count(signs)} {_shown(got, expected, signs)}")
     if not wrong.any():
@@ -98,7 +98,7 @@ def difference(
     if not is_rounded:
         return Difference("value", f"{kind}: {_count(wrong)}: {shown}")
     by = f"by more than {tolerance._text(expected)}, at most by {float(found.max()):.4g}"
-    enough = "" if tolerance.share == 1 else f", {needed} must not"
+    enough = "" if tolerance.share == 1 or infinite.any() else f", {needed} must not"
     text = f"{kind}: {_count(wrong)} {by}{enough}: {shown}"
     if not infinite.any():
         return Difference("value", text)

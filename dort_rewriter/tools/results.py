@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,7 +43,7 @@ def assert_all_close(
         expected: the right results.
         got: the results to check.
         atol: a number, or a pair ``(atol, quantile)``: that share of the elements of each tensor
-            must be within the tolerance. Several pairs must all be met.
+            must be within the tolerance, NaN and infinities all. Several pairs must all be met.
         rtol: the relative tolerance.
         msg: added to the message.
 
@@ -110,6 +111,9 @@ def _describe_leaf(value: Any) -> str:
         return repr(value)
     place = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
     head = f"{kind_of(tensor)}{place}"
+    if tensor.layout is not torch.strided:
+        head += f" {str(tensor.layout).removeprefix('torch.')}"
+        tensor = tensor.to_dense()
     if tensor.numel() <= _SHOWN:
         values = tensor.flatten().tolist()
         return f"{head} = {', '.join(_number(v) for v in values)}" if values else f"{head}, empty"
@@ -132,18 +136,26 @@ def _number(value: Any) -> str:
 
 
 def _tolerances(atol: Absolute, rtol: float) -> list[Tolerance]:
-    pairs: list[Any] = [(atol, 1.0)] if isinstance(atol, int | float) else list(atol)
-    if len(pairs) == 2 and all(isinstance(number, int | float) for number in pairs):
-        pairs = [(pairs[0], pairs[1])]
+    given: Any = (atol, 1.0) if _is_number(atol) else atol
+    pairs = given if isinstance(given, Sequence) and not _is_pair(given) else [given]
     for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] >= 0 and 0 < pair[1] <= 1):
+        if not (_is_pair(pair) and pair[0] >= 0 and 0 < pair[1] <= 1):
             raise OptionError(
                 "atol is a number, or pairs (tolerance, quantile) with a quantile above 0 and up "
                 f"to 1, such as (1e-3, 0.99): not {atol!r}."
             )
-    if not pairs or not rtol >= 0:
+    if not pairs or not (_is_number(rtol) and rtol >= 0):
         raise OptionError(f"atol and rtol give a tolerance, not {atol!r} and {rtol!r}.")
-    return [Tolerance(absolute=a, relative=rtol, share=share) for a, share in pairs]
+    relative = float(rtol)
+    return [Tolerance(absolute=float(a), relative=relative, share=float(s)) for a, s in pairs]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real)  # NOTE: numpy's too
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
 
 
 def _differences(
@@ -185,7 +197,14 @@ def _leaf_difference(expected: Any, got: Any, tolerances: Sequence[Tolerance]) -
     if numbers:
         a, b = torch.as_tensor(np.asarray(expected)), torch.as_tensor(np.asarray(got))
     if a is None and b is None:
-        same = type(expected) is type(got) and bool(np.all(expected == got))
-        return "" if same else f"{expected!r} expected, {got!r} given"
+        return "" if _is_same(expected, got) else f"{expected!r} expected, {got!r} given"
     found = difference(got if b is None else b, expected if a is None else a, *tolerances)
     return found.text if found else ""
+
+
+def _is_same(expected: Any, got: Any) -> bool:
+    """Whether two values are the same that are no tensors."""
+    if isinstance(expected, np.ndarray) and isinstance(got, np.ndarray):
+        # NOTE: not the same dtype: that of text has the length of the longest.
+        return expected.dtype.type is got.dtype.type and np.array_equal(expected, got)
+    return type(expected) is type(got) and bool(np.all(expected == got))

@@ -35,7 +35,7 @@ CLOSE = {
     "complex": (T([1 + 1j]), T([1 + 1.000001j])),
     "truth values": (T([True]), np.array([True])),
     "wide unsigned": (np.array([2**63], np.uint64), np.array([2**63], np.uint64)),
-    "text and arrays of text": (["a", np.array(["b"])], ["a", np.array(["b"])]),
+    "text and arrays of text": (["a", np.array(["b"])], ["a", np.array(["b", "long"])[:1]]),
     "numbers": ([1, 2.0, True], [1, 2.0000001, True]),
     "nan as a number": (math.nan, math.nan),
 }
@@ -72,6 +72,9 @@ DIFFERENT = {
     "number types": (1, True, "results: 1 expected, True given"),
     "large integers": (T([2**53]), T([2**53 + 1]), "9007199254740993 given"),
     "text": ("a", "b", "results: 'a' expected, 'b' given"),
+    "shapes of text": (np.array(["a", "a"]), np.array(["a"]), "'a'], dtype='<U1') expected, "),
+    "shapes of objects": (np.array([None]), np.array([[None]]), "array([[None]], dtype=object) "),
+    "types of text": (np.array(["a"]), np.array(["a"], object), "array(['a'], dtype=object) "),
 }
 
 
@@ -100,6 +103,17 @@ def test_a_share_of_the_elements_may_be_further(quantile: float, outliers: int) 
         assert_all_close(expected, got, atol=(1e-3, quantile))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_no_share_may_be_infinitely_far(value: float) -> None:
+    one = torch.arange(100.0)
+    one[3] = value
+    assert_all_close(one, one.clone(), atol=(1e-3, 0.99))
+    with pytest.raises(AssertionError, match=r"at most by inf: at \[3\] 3.0 expected, (nan|inf) "):
+        assert_all_close(torch.arange(100.0), one, atol=(1e-3, 0.99))
+    with pytest.raises(AssertionError, match=r"1 of 100 .* at \[3\] (nan|inf) expected, 3.0 "):
+        assert_all_close(one, torch.arange(100.0), atol=[(1e-3, 0.99), (1.0, 0.5)])
+
+
 def test_several_quantiles_must_all_be_met() -> None:
     got = T([0.0] * 9 + [0.5])
     assert_all_close(torch.zeros(10), got, atol=((1e-3, 0.9), (1.0, 1.0)))
@@ -107,10 +121,25 @@ def test_several_quantiles_must_all_be_met() -> None:
         assert_all_close(torch.zeros(10), got, atol=[(1e-3, 0.9), (0.1, 1.0)])
 
 
-@pytest.mark.parametrize("atol", [-1.0, (1.0, 2.0), (1.0, 0.0), (), [(1.0,)], "small", math.nan])
+@pytest.mark.parametrize(
+    "atol",
+    [
+        *(-1.0, (1.0, 2.0), (1.0, 0.0), (), [(1.0,)], "small", math.nan),
+        *(None, [None], ("a", "b"), [("a", 0.5)], 1j, np.zeros(2), {}, {1.0: 0.5}),
+    ],
+)
 def test_a_tolerance_without_sense_is_refused(atol: Any) -> None:
     with pytest.raises(OptionError, match="atol"):
         assert_all_close(1, 1, atol=atol)
+    with pytest.raises(OptionError, match="rtol"):
+        assert_all_close(1, 1, rtol=None if isinstance(atol, tuple | list) else atol)
+
+
+def test_numbers_of_numpy_are_tolerances() -> None:
+    assert_all_close(T([1.0]), T([1.05]), atol=np.float32(0.1), rtol=np.float64(0.0))
+    assert_all_close(T([1.0]), T([1.05]), atol=(np.float32(0.1), np.int64(1)))
+    with pytest.raises(AssertionError):
+        assert_all_close(T([1.0]), T([1.2]), atol=np.float32(0.1))
 
 
 def test_many_differences_are_counted_and_the_message_comes_first() -> None:
@@ -157,3 +186,11 @@ def test_results_as_text() -> None:
         ">     [3]: float16[] = 0.5",
         ">   [3]: complex64[3, 4] min=1 max=2 mean=1.5",
     ]
+
+
+def test_sparse_results_as_text() -> None:
+    wide, narrow = torch.eye(5), torch.eye(2)
+    assert results_to_string(wide.to_sparse()) == ("float32[5, 5] sparse_coo min=0 max=1 mean=0.2")
+    assert results_to_string(narrow.to_sparse()) == "float32[2, 2] sparse_coo = 1, 0, 0, 1"
+    with pytest.raises(AssertionError, match=r"at \[0, 1\] 0.0 expected, 1.0 given"):
+        assert_all_close(narrow.to_sparse(), torch.ones(2, 2).to_sparse())

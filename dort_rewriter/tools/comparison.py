@@ -234,10 +234,12 @@ def _said(result: ExporterResult) -> Iterator[str]:
 
 
 def _with_torch(model: Any, args: Any, kwargs: Any, opset: int, shapes: Any) -> onnx.ModelProto:
+    # torch takes a dictionary in the last place for arguments by name.
+    last = () if kwargs else (kwargs,)
     with leaving_no_hook():
         program = torch.onnx.export(
             model,
-            args,
+            (*args, *last),
             kwargs=kwargs,
             opset_version=opset,
             dynamic_shapes=shapes,

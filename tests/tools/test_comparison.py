@@ -87,6 +87,16 @@ def test_keyword_arguments_and_dynamic_shapes() -> None:
     assert all(r.agrees for r in found.results)
 
 
+def test_a_dictionary_may_be_the_last_argument() -> None:
+    class Cached(torch.nn.Module):
+        def forward(self, x: torch.Tensor, cache: dict[str, torch.Tensor]) -> torch.Tensor:
+            return x * cache["k"]
+
+    args = (torch.randn(3), {"k": torch.randn(3)})
+    found = compare_exporters(Cached(), args, exporters=["torch", "dort_rewriter"], repeat=1)
+    assert [(r.error, r.agrees) for r in found.results] == [(None, True)] * 2
+
+
 def test_an_exporter_that_fails_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> onnx.ModelProto:
         raise NotImplementedError("no <support>\nand more")

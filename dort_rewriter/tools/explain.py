@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import html
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -595,7 +596,8 @@ def run_explain(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     model, args = load_pair(options.model)
     compile_options = {"dynamic": True} if options.dynamic else None
-    found = explain(model, *args, times=options.times, compile_options=compile_options)
+    with contextlib.redirect_stdout(sys.stderr):  # what the model prints is no answer
+        found = explain(model, *args, times=options.times, compile_options=compile_options)
     text = f"{found}\n{found.describe_passes()}" if options.passes else str(found)
     answer(options.json, found.to_dict(), text)
     torchs = found.in_torch or any(a.torch_kernels for g in found.graphs for a in g.lowered)

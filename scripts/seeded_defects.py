@@ -81,6 +81,8 @@ def hit(number):
             file.write(f"{number} {test}\\n")
 """
 HIT = '__import__("seeded_hits").hit'
+JUDGED = ("-x", "-q", "-p", "no:cacheprovider", "--exhaustive")
+"""How tests are run that were chosen: none of them is left out as by ``tests/sampling.py``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,7 +371,7 @@ def fails(tests: list[str], copy: Path, expected: float) -> bool:
     listed = copy.parent / "tests.txt"
     listed.write_text("\n".join(tests))
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"@{listed}"],
+        [sys.executable, "-m", "pytest", *JUDGED, f"@{listed}"],
         cwd=copy,
         env=environment(copy),
         stdout=subprocess.DEVNULL,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from dort_rewriter.aten import is_mutation
 from dort_rewriter.backends.arguments import (
@@ -28,6 +27,7 @@ from dort_rewriter.capture.lowering import is_lowered
 from dort_rewriter.compiler.block import compile_graph
 from dort_rewriter.compiler.provider_choice import select_providers
 from dort_rewriter.compiler.safety_net import guarded, raises_at_call
+from dort_rewriter.compiler.verification import copies
 from dort_rewriter.export.decompositions import resolve_decomposition_table
 from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.options import (
@@ -222,16 +222,12 @@ class StorageKeeper:
             if kept["inputs"]:
                 return run(args)
             # NOTE: copies: a program changes parameters, gradients and results in place later.
-            kept["inputs"].append(tree_map_only(torch.Tensor, _copy, tuple(args)))
+            kept["inputs"].append(tuple(copies(args)))
             results = run(args)
-            kept["outputs"].append(tree_map_only(torch.Tensor, _copy, tuple(results)))
+            kept["outputs"].append(tuple(copies(results)))
             return results
 
         return call
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
 
 
 def _session(built: BuiltBlock) -> Any:

@@ -184,7 +184,7 @@ def _compile_checked(
     graph_module: torch.fx.GraphModule,
     recipe: Recipe,
     checks: FiniteChecks | None,
-    compile_part: CompilePart = block.compile_graph,
+    compile_part: CompilePart,
 ) -> RunBoxed:
     """Compile a graph; its results have to be finite where the options ask for it."""
     if checks is None:

@@ -61,7 +61,7 @@ def guarded(
 ) -> R:
     """What `work` makes of a graph; what `instead` makes when that fails.
 
-    `report` is called with what happened. Exceptions that are `passed` are for whoever calls. With
+    `report` is called with what happened. Exceptions that are `passed` reach the caller. With
     ``fallback=False``, and with ``DORT_STRICT=1``, the failure is raised.
     """
     try:

@@ -272,9 +272,8 @@ def _convolves_faster(node: torch.fx.Node, name: str) -> bool:
     if math.prod(map(_size, weight.shape[2:])) > 1:
         if not is_gradient:
             few = groups == 1 and not transposed and _size(weight.shape[0]) <= FEW_FILTERS
-            # oneDNN is fast where channels lie last.
-            few = few and is_contiguous(_value(arguments[0]))
-            return not few or multiplies_bfloat16()
+            channels_first = is_contiguous(_value(arguments[0]))  # oneDNN is fast with them last
+            return multiplies_bfloat16() or not (few and channels_first)
         # Gradients take 1.2 and 2.4 times as long with a filter for each channel.
         return groups == 1 or all(n == 1 for n in stride)
     if not all(isinstance(n, int) for n in (groups, *stride, *padding)):

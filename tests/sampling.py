@@ -3,9 +3,12 @@
 A test with several parameters is tried with a few of their combinations: each value of each
 parameter occurs, the values of the others in turn. The other stack takes the combinations that are
 left, as far as there are such. Of a long list of programs that a backend compiles, the slow part
-of the suite, each stack takes every other one. A test marked ``alternating`` is slow, and hardly
-depends on the version of torch: every other one of them runs on each stack. ``--exhaustive`` runs
-all; what is named on the command line (``test_x.py::test_name[...]``, ``-k``) runs as well.
+of the suite, each stack takes every other one.
+
+Two kinds of tests hardly depend on the version of torch: those of the folders in ``SHARED``, and
+those marked ``alternating``, which are slow as well. The stacks share what is chosen of them:
+every other test runs on each. ``--exhaustive`` runs all; so does a command line that names files
+or tests (``test_x.py``, ``-k``).
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ __all__ = ["choose", "sample"]
 ALTERNATING = "alternating"
 EVERY = "every_combination"
 """Marks a test whose combinations, or rows, all run: they differ by the version of torch."""
+SHARED = ("tests/deployment/", "tests/kernels/", "tests/optimize/", "tests/tools/")
+"""Folders whose tests are about files, kernels, models of ONNX and commands."""
 BY_VALUE = "by_value"
 """Marks a test whose combinations are listed, several parameters at a time: equal values of a
 parameter are one."""
@@ -35,13 +40,23 @@ Row = tuple[Hashable, ...]
 
 def sample(items: Sequence[pytest.Item], *, second: bool) -> set[pytest.Item]:
     """The tests that the first or the second of two stacks runs."""
+    shared = [item for item in items if _is_shared(item)]
+    own = [item for item in items if not _is_shared(item)]
+    chosen = _chosen(shared, second=False)
+    return set(chosen[second::2]) | set(_chosen(own, second=second))
+
+
+def _is_shared(item: pytest.Item) -> bool:
+    if item.get_closest_marker(EVERY) is not None:
+        return False
+    return item.get_closest_marker(ALTERNATING) is not None or item.nodeid.startswith(SHARED)
+
+
+def _chosen(items: Sequence[pytest.Item], *, second: bool) -> list[pytest.Item]:
+    """Single tests and the sample of each table, in their order."""
     tables: dict[str, list[pytest.Function]] = defaultdict(list)
     kept: set[pytest.Item] = set()
-    alternating = [i for i in items if i.get_closest_marker(ALTERNATING) is not None]
-    kept.update(alternating[second::2])
     for item in items:
-        if item.get_closest_marker(ALTERNATING) is not None:
-            continue
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tables[item.nodeid.partition("[")[0]].append(item)
         else:
@@ -52,10 +67,11 @@ def sample(items: Sequence[pytest.Item], *, second: bool) -> set[pytest.Item]:
             continue
         by_value = table[0].get_closest_marker(BY_VALUE) is not None
         chosen = choose([_row(item, by_value) for item in table], backwards=second)
-        if len(chosen) == len(table) >= LONG and COMPILES in table[0].fixturenames:
+        is_long = len(chosen) == len(table) >= LONG and COMPILES in table[0].fixturenames
+        if is_long and not _is_shared(table[0]):
             chosen = chosen[second::2]
         kept.update(table[i] for i in chosen)
-    return kept
+    return [item for item in items if item in kept]
 
 
 def _row(item: pytest.Function, by_value: bool) -> Row:

@@ -40,12 +40,12 @@ def test_one_parameter_is_tried_whole() -> None:
     assert choose([(i, i) for i in range(9)], backwards=True) == list(range(9))
 
 
-def _rows(count: int, *fixtures: str) -> list[pytest.Item]:
+def _rows(count: int, *fixtures: str, folder: str = "tests/") -> list[pytest.Item]:
     """A table of one parameter, as pytest collects it."""
     items: list[pytest.Item] = []
     for i in range(count):
         item = mock.create_autospec(pytest.Function, instance=True)
-        item.nodeid, item.fixturenames = f"test_it[{i}]", list(fixtures)
+        item.nodeid, item.fixturenames = f"{folder}test_it[{i}]", list(fixtures)
         item.callspec = types.SimpleNamespace(params={"name": i})
         item.get_closest_marker.return_value = None
         item.iter_markers.return_value = []
@@ -63,4 +63,11 @@ def test_the_stacks_share_long_lists_of_programs(
     items = _rows(rows, *fixtures)
     kept = [sample(items, second=second) for second in (False, True)]
     assert tuple(map(len, kept)) == each
+    assert kept[0] | kept[1] == set(items)
+
+
+def test_the_stacks_share_what_hardly_depends_on_torch() -> None:
+    items = _rows(9, folder="tests/optimize/")
+    kept = [sample(items, second=second) for second in (False, True)]
+    assert tuple(map(len, kept)) == (5, 4)
     assert kept[0] | kept[1] == set(items)

@@ -99,6 +99,7 @@ def check(factory: Factory, *, dynamic: bool) -> None:
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step(name: str, dynamic: bool) -> None:

@@ -59,7 +59,7 @@ VARIABLES: dict[str, Variable] = {
         "when a graph is built."
     ),
     "DORT_REPORT_DIR": Variable(
-        "A folder: each graph whose ONNX model cannot be built or run is written to it, with its "
+        "A folder: each graph that cannot be compiled or run is written to it, with its "
         "arguments and a script that runs it again, as `dort-rewriter report` asks for. Not "
         "those that run in torch because operators have no converter."
     ),

@@ -158,7 +158,8 @@ def compile_any_graph(
         ),
         lambda: graph_module.forward,
         graph_module,
-        fallback=recipe.options.fallback,
+        args,
+        recipe.options,
     )
 
 

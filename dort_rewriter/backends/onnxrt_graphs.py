@@ -104,7 +104,8 @@ def compile_dynamo_graph(
             lambda: _compile_by_aot(backend, graph_module, args, options, compile_part),
             lambda: graph_module.forward,
             graph_module,
-            fallback=options.fallback,
+            args,
+            options,
             passed=GRAPH_BREAKS,
         )
 
@@ -210,12 +211,7 @@ def compile_graph(
         run = _compile_checked(graph_module, recipe, checks, compile_part)
         return unboxed(run, graph_module)
 
-    return guarded(
-        compiled,
-        lambda: graph_module.forward,
-        graph_module,
-        fallback=options.fallback,
-    )
+    return guarded(compiled, lambda: graph_module.forward, graph_module, args, options)
 
 
 def serves(backend: Any, graph_module: torch.fx.GraphModule) -> bool:
@@ -240,9 +236,8 @@ def accelerated_call(
             complete_metadata(graph_module, args)
             return make_block(plan_whole(graph_module, make_recipe(backend)))
 
-        fallback = _options(backend).fallback
         block = _blocks[graph_module] = guarded(
-            compiled, lambda: graph_module.forward, graph_module, fallback=fallback
+            compiled, lambda: graph_module.forward, graph_module, args, _options(backend)
         )
     return block(*args)
 

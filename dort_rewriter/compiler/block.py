@@ -174,11 +174,9 @@ class Block:
             lambda: self._build_model(args),
             lambda: boxed_module(self.graph_module),
             self.graph_module,
-            fallback=self.recipe.options.fallback,
+            args,
+            self.recipe.options,
             trace=self.recipe.trace,
-            report=functools.partial(
-                report_when_asked, self.graph_module, args, self.recipe.options
-            ),
         )
 
     def _build_model(self, args: Sequence[Any]) -> RunBoxed:
@@ -400,7 +398,8 @@ def compile_graph(graph_module: torch.fx.GraphModule, recipe: Recipe) -> RunBoxe
         lambda: _compile(graph_module, recipe),
         lambda: boxed_module(graph_module),
         graph_module,
-        fallback=recipe.options.fallback,
+        None,
+        recipe.options,
         trace=recipe.trace,
     )
 

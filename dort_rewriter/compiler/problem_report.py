@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from dort_rewriter import env
 from dort_rewriter.aten import hint_of
 from dort_rewriter.compiler.minifier import OptionWriter
-from dort_rewriter.errors import DortError
 from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.runtime.model_files import write_model
 from dort_rewriter.runtime.stored_inputs import describe_inputs, store_case
@@ -70,10 +70,11 @@ def report_problem(
         with tempfile.TemporaryDirectory(prefix=".problem-", dir=place) as around:
             staged = Path(around) / "problem"
             staged.mkdir(mode=0o700)
-            _write(staged, graph_module, args, options, problem, block)
+            with unset_fake_temporarily():  # AOTAutograd compiles under it
+                _write(staged, graph_module, args, options, problem, block)
             folder = place / f"problem_{Path(around).name.removeprefix('.problem-')}"
             staged.rename(folder)
-    except (OSError, DortError) as error:
+    except Exception as error:  # the graph is strange already, and the program is to go on
         logger.warning("The report of a problem cannot be written to %s: %s", place, error)
         _unwritten.append(problem)
         return None
@@ -102,7 +103,9 @@ def _write(
     (folder / "problem.json").write_text(text, encoding="utf-8")
     if block is not None:
         write_model(block.model, folder / "model.onnx")
-    given = [_without_symbols(a) for a in (_examples(graph_module) if args is None else args)]
+    if args is None or any(isinstance(a, FakeTensor) for a in args):
+        args = list(_examples(graph_module))
+    given = [_without_symbols(a) for a in args]
     tensors = dict(_tensors_of(graph_module))
     (folder / "reproduce.py").write_text(
         _script(graph_module, given, options, problem), encoding="utf-8"
@@ -162,7 +165,10 @@ _SCRIPT = '''"""Run a graph in torch and through ONNX Runtime, and compare.
 {problem}
 """
 
+import os
 from pathlib import Path
+
+os.environ.setdefault("ONNXRT_CHANGE_REWRITER", "1")
 
 import torch
 from torch import device, inf, nan  # noqa: F401  # the graph may name them

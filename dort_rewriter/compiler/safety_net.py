@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -23,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from dort_rewriter import env
 from dort_rewriter.aten import first_line
+from dort_rewriter.compiler.problem_report import report_when_asked
 from dort_rewriter.errors import (
     DortError,
     OptionError,
@@ -31,6 +33,7 @@ from dort_rewriter.errors import (
     given_function_of,
     place_of,
 )
+from dort_rewriter.options import OrtBackendOptions
 from dort_rewriter.plan.graph_plan import belongs_in_torch
 from dort_rewriter.plan.other_numbers import OTHER_NUMBERS
 from dort_rewriter.trace import CompileTrace
@@ -48,36 +51,39 @@ GRAPH_BREAKS = (DataDependentOutputException, DynamicOutputShapeException)
 """What a backend raises to have Dynamo break the graph: tracing needs a number that is not known
 yet. All but that operator is compiled then."""
 
+_NO_DERIVATIVE = re.compile(r"(the )?derivative for .* is not implemented")
+
 
 def guarded(
     work: Callable[[], R],
     instead: Callable[[], R],
     graph_module: torch.fx.GraphModule,
+    args: Sequence[Any] | None,
+    options: OrtBackendOptions,
     *,
-    fallback: bool,
     trace: CompileTrace | None = None,
-    report: Callable[[str], None] | None = None,
     passed: tuple[type[Exception], ...] = (),
 ) -> R:
     """What `work` makes of a graph; what `instead` makes when that fails.
 
-    `report` is called with what happened. Exceptions that are `passed` reach the caller. With
-    ``fallback=False``, and with ``DORT_STRICT=1``, the failure is raised.
+    The failure is logged, and written about where ``DORT_REPORT_DIR`` asks for it, with `args` if
+    they are known. Exceptions that are `passed` reach the caller. With ``fallback=False``, and
+    with ``DORT_STRICT=1``, the failure is raised.
     """
     try:
         return work()
     except _PASSED:
         raise
     except Exception as error:  # NOTE: the one place: a defect may raise anything
-        if not fallback or isinstance(error, passed) or env.is_on("DORT_STRICT"):
+        if not options.fallback or isinstance(error, passed) or env.is_on("DORT_STRICT"):
             raise
         text = _describe(error, graph_module)
         logger.warning("A graph runs in torch from now on: %s", text)
         logger.debug("It fell back to torch for this.", exc_info=error)
         if trace is not None:
             trace.failures.append(text)
-        if report is not None:
-            report(text)
+        if not _torchs_own(error):
+            report_when_asked(graph_module, args, options, text)
         return instead()
 
 
@@ -88,15 +94,22 @@ def _describe(error: Exception, graph_module: torch.fx.GraphModule) -> str:
     said = f"{type(error).__name__}: {first}{f' (at {where})' if where else ''}"
     if given := given_function_of(error):
         return f"{said}. It was raised in {given}; with fallback=False you see it whole."
-    if first.startswith("derivative for") and first.endswith("is not implemented"):
-        return f"{said}. Eager mode runs it, and raises the same in backward()."
-    if isinstance(error, GuardOnDataDependentSymNode):
-        return f"{said}. torch does not trace what hangs on a size that is known at run time only."
+    if why := _torchs_own(error):
+        return f"{said}. {why}"
     return (
         f"{said}. This is a defect "
         "of dort_rewriter, or of what it stands on: `dort-rewriter report PROGRAM` writes what "
         "shows it, and with fallback=False it is raised."
     )
+
+
+def _torchs_own(error: Exception) -> str:
+    """Why no backend compiles a program; nothing where the failure is one of this package."""
+    if _NO_DERIVATIVE.match(str(error)):
+        return "Eager mode runs it, and raises the same in backward()."
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "torch does not trace what hangs on a size that is known at run time only."
+    return ""
 
 
 def raises_at_call(backend: Callable[P, Callable[..., Any]]) -> Callable[P, Any]:

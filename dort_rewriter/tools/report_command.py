@@ -20,7 +20,7 @@ def run_report(arguments: Sequence[str]) -> int:
     """Run a program and print the folders that were written; 1 if there is one."""
     parser = make_parser(
         "report",
-        "Run a Python program. Each of its graphs whose ONNX model cannot be built or run, or\n"
+        "Run a Python program. Each of its graphs that cannot be compiled or run, or\n"
         "with --verify gives other numbers than torch, is written to a folder: the FX graph, the\n"
         "model, the arguments, the versions, and a script that runs it again. Ends with 1 if\n"
         "there is one. What has no converter does not fail but runs in torch: `dort-rewriter\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ PHASES = {
     "the executor": "dort_rewriter.compiler.building.Executor",
     "what looks at built blocks": "dort_rewriter.compiler.block.describe",
 }
+
+PER_GRAPH = {"AOTAutograd", "the tracing table", "the joint graph"}
+"""Phases of a whole graph; the others are of its forward and its backward graph each."""
 
 DEFECTS = [RuntimeError, TypeError, AssertionError, KeyError, NotImplementedError]
 
@@ -92,8 +96,7 @@ def test_the_program_runs_and_is_told_once(
     compiled = torch.compile(program, backend="onnxrt")
     torch.testing.assert_close(train(compiled), train(program))
     told = warnings_of(caplog)
-    per_graph = {"AOTAutograd", "the tracing table", "the joint graph"}
-    assert len(told) == (1 if phase in per_graph else 2)  # else forward and backward
+    assert len(told) == (1 if phase in PER_GRAPH else 2)
     assert all(f"{error.__name__}: " in text and "broken on purpose" in text for text in told)
     assert all("test_safety_net.py" in text for text in told)
     assert all("dort-rewriter report" in text for text in told)
@@ -119,19 +122,37 @@ def test_dynamo_breaks_the_graph_where_a_number_is_needed(
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.parametrize(
+    "phase", ["AOTAutograd", "the random operators", "a converter", "the session"]
+)
 @pytest.mark.usefixtures("net")
 def test_a_report_is_written_where_one_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    phase: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    break_phase(monkeypatch, "the export", KeyError)
-    monkeypatch.setenv("DORT_REPORT_DIR", str(tmp_path))
-    train(torch.compile(program, backend="onnxrt"))
+    monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "1")  # the script sets it
+    with monkeypatch.context() as broken:
+        break_phase(broken, phase, KeyError)
+        broken.setenv("DORT_REPORT_DIR", str(tmp_path))
+        train(torch.compile(program, backend="onnxrt"))
     folders = list(tmp_path.iterdir())
-    assert len(folders) == 2  # forward and backward
+    assert len(folders) == (1 if phase in PER_GRAPH else 2)
     for folder in folders:
         problem = json.loads((folder / "problem.json").read_text())["problem"]
         assert "KeyError: 'broken on purpose'" in problem
-        assert (folder / "reproduce.py").exists()
+        runpy.run_path(str(folder / "reproduce.py"))
+    assert capsys.readouterr().out == "Both ways give the same.\n" * len(folders)
+
+
+@pytest.mark.usefixtures("net")
+def test_no_report_is_written_of_what_torch_refuses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DORT_REPORT_DIR", str(tmp_path))
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(lambda x: torch.special.zeta(x, x), backend="onnxrt")(x)
+    (text,) = warnings_of(caplog)
+    assert text.endswith("Eager mode runs it, and raises the same in backward().")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

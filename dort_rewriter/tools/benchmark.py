@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from dort_rewriter.backends.onnxrt import OrtBackend
 from dort_rewriter.compiler.differences import MODEL, farthest, largest, limit_of
@@ -38,6 +37,7 @@ from dort_rewriter.tools.command import (
 from dort_rewriter.tools.demo_model import Size, make_batch, make_model
 from dort_rewriter.tools.graph_table import cell, text_table
 from dort_rewriter.tools.machine import busy
+from dort_rewriter.tools.results import tensors_in
 
 _OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "onnxrt": ("this package as it is: its rules and its kernels", {}),
@@ -222,7 +222,7 @@ def benchmark(
         with left_as_it_was(twin, given):
             timings.extend(_measure(mode, steps, seconds, clock, (twin, given)))
     torch._dynamo.reset()
-    tensors = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+    tensors = tensors_in(given)
     return Benchmark(
         model=getattr(model, "__name__", type(model).__name__),
         device=tensors[0].device.type if tensors else "cpu",
@@ -330,7 +330,7 @@ def make_step(
     arguments; ``loss`` makes a number of the results, the mean of their squares when it is None.
     """
     args, kwargs = given
-    leaves = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+    leaves = tensors_in(given)
     wait: Callable[[], Any] = (
         torch.cuda.synchronize if any(t.is_cuda for t in leaves) else lambda: None
     )
@@ -338,7 +338,7 @@ def make_step(
 
         def inference() -> list[Any]:
             with torch.inference_mode():
-                results = tree_leaves(call(*args, **kwargs))
+                results = tensors_in(call(*args, **kwargs))
             wait()
             return results
 
@@ -363,7 +363,7 @@ def make_step(
 
 def mean_of_squares(results: Any) -> torch.Tensor:
     """A number every floating point result counts in."""
-    tensors = [t for t in tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+    tensors = [t for t in tensors_in(results) if t.requires_grad]
     squares = [(t * t.conj()).real.mean() if t.is_complex() else (t * t).mean() for t in tensors]
     if not squares:
         raise OptionError("No result of the model needs a gradient: choose the mode inference.")

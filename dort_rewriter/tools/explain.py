@@ -40,6 +40,7 @@ from dort_rewriter.runtime.providers import UNKNOWN
 from dort_rewriter.tools.command import HELP, answer, load_pair, make_parser
 from dort_rewriter.tools.explain_times import Stopwatch, Times, measure
 from dort_rewriter.tools.models import by_count, count_nodes
+from dort_rewriter.tools.results import tensors_in
 from dort_rewriter.trace import CompileTrace, PassRun
 
 
@@ -315,11 +316,7 @@ def _how(
 
 def _run_backward(results: Any) -> None:
     """Compute gradients, so that AOTAutograd compiles the backward graphs; none is accumulated."""
-    roots = [
-        r.real if r.is_complex() else r
-        for r in torch.utils._pytree.tree_leaves(results)
-        if isinstance(r, torch.Tensor) and r.requires_grad
-    ]
+    roots = [r.real if r.is_complex() else r for r in tensors_in(results) if r.requires_grad]
     leaves = _leaves(roots)
     if leaves:
         torch.autograd.grad([r.sum() for r in roots], leaves, allow_unused=True)
@@ -466,9 +463,7 @@ def _compile(
 
 
 def _tensors(results: Any) -> list[torch.Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(results)
-    floats = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    return [t.detach().clone() for t in floats]
+    return [t.detach().clone() for t in tensors_in(results) if t.is_floating_point()]
 
 
 def _error(given: torch.Tensor, expected: torch.Tensor) -> float:

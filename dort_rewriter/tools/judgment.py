@@ -32,6 +32,7 @@ from dort_rewriter.export.oxs_dispatcher import OxsDispatcher
 from dort_rewriter.runtime.ort_values import array_to_tensor
 from dort_rewriter.runtime.session import create_session
 from dort_rewriter.tools.command import in_a_line
+from dort_rewriter.tools.results import tensors_in
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,8 @@ def eager_results(
     """The tensors that a model computes; it and its arguments are left as they were."""
     with left_as_it_was(model, (args, kwargs)):
         torch.manual_seed(seed)
-        found = tree_leaves(model(*args, **kwargs))
         # Copies: a result may be what is set back.
-        return [t.clone() for t in found if isinstance(t, torch.Tensor)]
+        return [t.clone() for t in tensors_in(model(*args, **kwargs))]
 
 
 def exact_results(

@@ -1,12 +1,15 @@
 """Nested structures of tensors: printed, and compared with a message that says where they differ.
 
-What counts as a structure: mappings, lists, tuples, dataclasses, and what torch's pytree knows.
-Everything else is a leaf: tensors, arrays, numbers, text, None.
+What counts as a structure: mappings, lists, tuples, dataclasses, what torch's pytree knows, and
+objects that hold something and are equal to themselves alone, such as the caches of transformers.
+Everything else is a leaf: tensors, arrays, numbers, text, functions, modules, None.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeAlias
@@ -91,9 +94,25 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
         return [(f"[{i}]", child) for i, child in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
-    if type(value) in _pytree.SUPPORTED_NODES:  # the caches of transformers register themselves
+    if type(value) in _pytree.SUPPORTED_NODES:
         return [(f"<{i}>", child) for i, child in enumerate(_pytree.tree_leaves(value))]
+    if _is_record(value):
+        return [(f".{name}", child) for name, child in vars(value).items()]
     return None
+
+
+def _is_record(value: Any) -> bool:
+    if isinstance(value, torch.Tensor | enum.Enum | types.ModuleType) or callable(value):
+        return False
+    kind: Any = type(value)
+    return kind.__eq__ is object.__eq__ and bool(getattr(value, "__dict__", None))
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a structure, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for _, child in _children(value) or () for tensor in tensors_in(child)]
 
 
 def _as_tensor(value: Any) -> torch.Tensor | None:

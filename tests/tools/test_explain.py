@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,20 @@ def test_gradients_of_what_a_function_holds(of_complex: bool) -> None:
     (graph,) = explain(function, torch.randn(2, 3)).graphs
     assert [a.kind for a in graph.lowered] == ["forward", "backward"]
     assert model.weight.grad is None
+
+
+class Plain:
+    def __init__(self, y: torch.Tensor) -> None:
+        self.y = y
+
+
+@dataclass
+class Output:
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize("holder", [Plain, Output])
+def test_gradients_of_what_objects_hold(holder: type) -> None:
+    model = torch.nn.Linear(3, 4)
+    (graph,) = explain(lambda x: holder(model(x)), torch.randn(2, 3)).graphs
+    assert [a.kind for a in graph.lowered] == ["forward", "backward"]

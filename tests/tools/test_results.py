@@ -23,12 +23,20 @@ class Output:
     cache: Any = None
 
 
+class Held:
+    """Equal to itself alone, like the caches of transformers."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
 CLOSE = {
     "tensors": (T([1.0, 2.0]), T([1.0, 2.000001])),
     "tensor and array": (T([1.0, 2.0]), np.array([1.0, 2.0], dtype=np.float32)),
     "nested": ([T(1.0), (T(2), {"a": None})], (T(1.0), [T(2), {"a": None}])),
     "mappings in another order": ({"a": 1, "b": 2.0}, OrderedDict(b=2.0, a=1)),
     "dataclasses": (Output(T([1.0])), Output(T([1.0]))),
+    "plain objects": (Held([T([1.0]), "a"]), Held([T([1.0]), "a"])),
     "not finite": (T([math.nan, math.inf, -math.inf]), T([math.nan, math.inf, -math.inf])),
     "empty": (torch.zeros(0, 3), torch.zeros(0, 3)),
     "bfloat16": (T([1.5], dtype=torch.bfloat16), np.array([1.5], dtype=ml_dtypes.bfloat16)),
@@ -58,6 +66,12 @@ DIFFERENT = {
         {"a": [T(1), Output(T([1, 3]))]},
         "results['a'][1].logits: int64[2]: 1 of 2 elements differ: at [1] 2 expected, 3 given",
     ),
+    "what an object holds": (
+        Held([T(1)]),
+        Held([T(2)]),
+        "results.held[0]: int64[]: 1 of 1 elements",
+    ),
+    "functions": (repr, str, "<built-in function repr> expected"),
     "type": (T([1.0]), T([1]), "results: float32[1] expected, int64[1] given"),
     "shape": (T([1.0]), T([[1.0]]), "results: float32[1] expected, float32[1, 1] given"),
     "length": ([1, 2], [1], "results: 2 results expected, 1 given"),

@@ -129,7 +129,13 @@ def _example(
         values = dict(enumerate(entry))
     else:
         raise OptionError(
-            f"Each entry is a tuple of arguments, or a dictionary of them, not {entry!r}."
+            "Each entry is a tuple of the arguments of a call, such as (tensor,), or a dictionary "
+            f"of them, not {type(entry).__name__}."
+        )
+    if _is_shape(entry):
+        raise OptionError(
+            f"{entry!r} is one shape. An entry has a place for each argument: ({entry!r},). A "
+            f"call with numbers is a list: {[*entry]!r}."
         )
     maker, latest = Maker(gradients=gradients), latest_call(found.target)
     seen = {} if latest is None else _by_name((latest.args, latest.kwargs), names)

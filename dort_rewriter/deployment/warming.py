@@ -52,7 +52,7 @@ def warm_up(
     A warning says when nothing was compiled, as of a model that Dynamo skips.
     """
     found = take_apart(compiled)
-    if not shapes:
+    if not isinstance(shapes, list | tuple) or not shapes:
         raise OptionError("shapes is a list of calls: [(tensor,), ...] or [((1, 16),), ...].")
     calls = calls_of(found, shapes)
     start, graphs, runs = time.perf_counter(), _count_graphs(), _count_runs(found)

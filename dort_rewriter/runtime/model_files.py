@@ -370,8 +370,8 @@ def dump_graph(model: Model, text: str, prefix: str | None = None) -> Path | Non
     ``prefix`` is read from the environment when it is None; nothing is written when it is empty.
     Both files appear complete or not at all: raises :class:`ExecutionError` otherwise.
     """
-    if prefix is None:
-        prefix = env.read("ONNXRT_DUMP_PATH")
+    named = "ONNXRT_DUMP_PATH" if prefix is None else "what is given for it"
+    prefix = env.read("ONNXRT_DUMP_PATH") if prefix is None else prefix
     if not prefix:
         return None
     with _lock:
@@ -382,8 +382,8 @@ def dump_graph(model: Model, text: str, prefix: str | None = None) -> Path | Non
         except OSError as error:
             raise ExecutionError(
                 f"The graph cannot be written to {str(path)!r} ({error.strerror or error}): "
-                "ONNXRT_DUMP_PATH must be the prefix of files in a folder that exists and is "
-                "writable, such as 'dumps/model_'."
+                f"{named} must be the prefix of files in a folder that exists and is writable, "
+                "such as 'dumps/model_'."
             ) from error
         _next_number[prefix] = number + 1
     return path
@@ -394,12 +394,12 @@ def try_dump(model: Model, text: str, prefix: str | None = None) -> None:
 
     NOTE: a program that is looked at in this way is to run as it does otherwise.
     """
-    prefix = env.read("ONNXRT_DUMP_PATH") if prefix is None else prefix
     try:
         dump_graph(model, text, prefix)
     except ExecutionError as error:
-        if prefix not in _refused:
-            _refused.add(prefix)
+        refused = env.read("ONNXRT_DUMP_PATH") if prefix is None else prefix
+        if refused not in _refused:
+            _refused.add(refused)
             logger.warning("%s", error)
 
 

@@ -165,6 +165,12 @@ def test_what_is_no_call_is_refused() -> None:
         dort_rewriter.warm_up(compiled, [])
     with pytest.raises(dort_rewriter.OptionError, match="Each entry is a tuple"):
         dort_rewriter.warm_up(compiled, [3])  # type: ignore[list-item]
+    with pytest.raises(dort_rewriter.OptionError, match="a list of calls"):
+        dort_rewriter.warm_up(compiled, torch.ones(1, 4))  # type: ignore[arg-type]
+    with pytest.raises(dort_rewriter.OptionError, match=r"such as \(tensor,\), .* not Tensor"):
+        dort_rewriter.warm_up(compiled, [torch.ones(1, 4)])  # type: ignore[list-item]
+    with pytest.raises(dort_rewriter.OptionError, match=r"\(1, 4\) is one shape"):
+        dort_rewriter.warm_up(compiled, [(1, 4)])
     with pytest.raises(dort_rewriter.CaptureError, match="is not compiled"):
         dort_rewriter.warm_up(nn.Linear(4, 2), [((3, 4),)])
 

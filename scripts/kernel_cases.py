@@ -295,12 +295,15 @@ def _batch_norm(r: random.Random, op: str) -> Case:
     dims = _dims(r, 2)
     each = dims[1:2]
     if op == "BatchNorm":
-        return Case(op, {"epsilon": 0.5}, _floats(r, dims, each, each), _made(r, 4))
+        more = [dims] * r.randint(0, 1)
+        how = {"epsilon": 0.5, "relu": r.randint(0, 1)}
+        return Case(op, how, _floats(r, dims, each, each, *more), _made(r, 4))
     if op == "BatchNormInference":
         more = [dims] * r.randint(0, 1)
         how = {"epsilon": 0.5, "relu": r.randint(0, 1)}
         return Case(op, how, _floats(r, dims, each, each, each, each, *more), _made(r, 1))
-    inputs, made = _floats(r, dims, dims, each, each, each), _made(r, r.choice((2, 3)))
+    more = [dims] * r.randint(0, 1)
+    inputs, made = _floats(r, dims, dims, each, each, each, *more), _made(r, r.choice((2, 3)))
     return Case(op, {"training": r.randint(0, 1)}, inputs, made)
 
 

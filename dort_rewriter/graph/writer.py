@@ -98,9 +98,10 @@ class Writer:
         return results if len(results) > 1 else results[0]
 
     def again(self, node: ir.Node, *inputs: Any, **changed: Any) -> Any:
-        """Record a node like another one, with other inputs."""
-        attributes = {name: a.value for name, a in node.attributes.items()} | changed
-        return self.call(node.op_type, *inputs, domain=node.domain, **attributes)
+        """Record a node like another one, of as many results, with other inputs."""
+        attributes = {name: a.value for name, a in node.attributes.items()}
+        how = {"outputs": len(node.outputs), **attributes, **changed}
+        return self.call(node.op_type, *inputs, domain=node.domain, **how)
 
     def _append(
         self,

@@ -383,7 +383,28 @@ ROWS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]], dict[str, An
         [(3, 4, 70), (4,), (4,), (4,)],
         {"epsilon": 1e-5},
     ),
+    "small BatchNorm": (
+        [(70, 300, 3), (300,), (300,)],
+        [(70, 300, 3), (300,), (300,), (300,)],
+        {"epsilon": 1e-5},
+    ),
+    "relu BatchNorm": (
+        [(3, 4, 70), (4,), (4,), (3, 4, 70)],
+        [(3, 4, 70), (4,), (4,), (4,)],
+        {"epsilon": 1e-5, "relu": 1},
+    ),
+    "large BatchNorm": (
+        [(3, 2, 6000), (2,), (2,)],
+        [(3, 2, 6000), (2,), (2,), (2,)],
+        {"epsilon": 1e-5},
+    ),
     "BatchNormGrad": ([(3, 4, 70)] * 2 + [(4,)] * 3, [(4,), (4,), (3, 4, 70)], {}),
+    "small BatchNormGrad": ([(70, 600)] * 2 + [(600,)] * 3, [(600,), (600,), (70, 600)], {}),
+    "relu BatchNormGrad": (
+        [(3, 4, 70)] * 2 + [(4,)] * 3 + [(3, 4, 70)],
+        [(4,), (4,), (3, 4, 70)],
+        {},
+    ),
     "constant BatchNormGrad": (
         [(3, 4, 70)] * 2 + [(4,)] * 3,
         [(4,), (4,), (3, 4, 70)],
@@ -573,6 +594,30 @@ def test_scatter_zeros(dtype: Any, add: int) -> None:
     np.testing.assert_array_equal(_fed(got), _fed(expected))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
+@pytest.mark.parametrize("shape", [(5, 700), (3, 4, 5, 5), (2, 3, 70), (2, 2, 20000)])
+def test_a_relu_of_a_batch_norm_is_that_behind_it(shape: tuple[int, ...], dtype: Any) -> None:
+    """Bit for bit, and so is its gradient."""
+    x, g = _random(*shape, dtype=dtype), _random(*shape, dtype=dtype)
+    x[0, 1] = np.nan
+    weight, bias = _random(shape[1]), _random(shape[1])
+    ranks, made = [len(shape), 1, 1, 1], [dtype, *[np.float32] * 3]
+    how = {"epsilon": 1e-5}
+    y, *statistics = _run("BatchNorm", x, weight, bias, ranks=ranks, made=made, **how)
+    z, *others = _run("BatchNorm", x, weight, bias, ranks=ranks, made=made, relu=1, **how)
+    np.testing.assert_array_equal(_fed(z), _fed(np.where(_widened(y) < 0, np.zeros_like(y), y)))
+    for one, other in zip(statistics, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+    read = [x, weight, *statistics[:2]]
+    ranks, made = [1, 1, len(shape)], [np.float32, np.float32, dtype]
+    masked = np.where(_widened(z) <= 0, np.zeros_like(g), g)
+    wanted = _run("BatchNormGrad", masked, *read, ranks=ranks, made=made)
+    for one, other in zip(
+        _run("BatchNormGrad", g, *read, z, ranks=ranks, made=made), wanted, strict=True
+    ):
+        np.testing.assert_array_equal(_fed(one), _fed(other))
+
+
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
 def test_steps_behind_a_convolution_round_as_kernels_of_their_own(dtype: Any) -> None:
     """Only where that is asked for: what float32 was is rounded once."""
@@ -695,6 +740,14 @@ WRONG: list[tuple[str, list[Array], dict[str, Any], str]] = [
             ((3, 3, 3), "scale, bias, mean and variance"),
             ((3, 3, 3, 2, 3), "statistics"),
             ((3, 3, 3, 3, 3, 3, 3), "too many"),
+        )
+    ),
+    *(
+        (name, [_random(*s) for s in ((2, 3), *more)], how, "another shape")
+        for name, how, more in (
+            ("BatchNorm", {"epsilon": 9.0, "ranks": [2, 1, 1, 1]}, ((3,), (3,), (1, 3))),
+            ("BatchNormGrad", {"ranks": [1, 1, 2]}, ((2, 3), (3,), (3,), (3,), (2,))),
+            ("BatchNormGrad", {"ranks": [1, 1, 2]}, ((3, 2), (3,), (3,), (3,), (2, 3))),
         )
     ),
     *(

@@ -44,7 +44,7 @@ def _in_training(op: Recorder, given: Arguments) -> _Normalized:
         op, given.input, given.weight, given.bias, *running
     )
     eps, momentum = given.eps, given.momentum
-    if x.rank > 2 and isinstance(eps, float) and op.takes_own(x, weight, bias):
+    if isinstance(eps, float) and op.takes_own(x, weight, bias):
         y, mean, rstd, variance = own_kernels.batch_norm(op, x, weight, bias, eps)
     else:
         y, mean, rstd, variance = _standardized(op, x, weight, bias, eps)
@@ -148,7 +148,7 @@ def _backward(
     grad, x, weight, mean, rstd = widened(op, *read)
     if not train:
         rstd = op.Reciprocal(op.Sqrt(rstd + given.eps))
-    if x.rank > 2 and op.takes_own(grad, x, weight, mean, rstd):
+    if op.takes_own(grad, x, weight, mean, rstd):
         gradients = own_kernels.batch_norm_gradient(
             op, grad, x, weight, mean, rstd, train=train, of_input=given.output_mask[0]
         )

@@ -34,10 +34,16 @@ class Floats {
  public:
   explicit Floats(const Tensor& tensor) : type_(tensor.type), data_(tensor.data) {}
 
+  bool are_there() const { return type_ == kFloat; }
+
   // The n numbers from `begin` on; those of the same place are overwritten.
   const float* at(int64_t begin, int64_t n, size_t place) const {
-    if (type_ == kFloat) return static_cast<const float*>(data_) + begin;
-    float* to = room(place, n);
+    return read(begin, n, are_there() ? nullptr : room(place, n));
+  }
+
+  // The n numbers from `begin` on: where they are, or written to `to`.
+  const float* read(int64_t begin, int64_t n, float* to) const {
+    if (are_there()) return static_cast<const float*>(data_) + begin;
     widen_row(type_, static_cast<const uint16_t*>(data_) + begin, to, n);
     return to;
   }

@@ -73,7 +73,7 @@ class Context {
     return data;
   }
 
-  // The type of a result of an operator that is not variadic.
+  // The type of a result that is declared, not of one that repeats.
   ElementType output_type(size_t index) const { return types_[index]; }
 
   // Null when this result is unused.
@@ -371,7 +371,7 @@ constexpr size_t count_any(const ElementType (&types)[n]) {
 template <typename K>
 struct Made {
   explicit Made(const Info& info) : kernel(info) {
-    for (size_t i = 0; !K::variadic && i < std::size(K::outputs); ++i) types[i] = info.output_type(i);
+    for (size_t i = 0; i < std::size(K::outputs); ++i) types[i] = info.output_type(i);
   }
   K kernel;
   Threads threads = threads_of_session;

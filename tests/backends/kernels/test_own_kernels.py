@@ -357,7 +357,7 @@ def test_a_window_of_minus_infinity() -> None:
 
 # -- batch norms --------------------------------------------------------------------------------
 
-BATCHES = [(4, 3, 5, 6), (2, 5, 1, 1), (3, 70, 9), (2, 2, 3, 4, 5), (8, 4, 40, 40)]
+BATCHES = [(4, 3, 5, 6), (2, 5, 1, 1), (3, 70, 9), (2, 2, 3, 4, 5), (8, 4, 40, 40), (90, 600)]
 
 
 @pytest.mark.parametrize("shape", BATCHES, ids=str)
@@ -382,6 +382,28 @@ def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
         )
 
     args = (grad, x, weight, saved, rstd)
+    check(backward, *args, uses={"BatchNormGrad"}, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("shape", [(4, 3, 5, 6), (7, 300), (3, 4, 9, 9)])
+def test_a_relu_behind_a_batch_norm(shape: tuple[int, ...], adds: bool) -> None:
+    x, other, grad = torch.randn(shape), torch.randn(shape), torch.randn(shape)
+    weight, bias = (torch.randn(shape[1]) for _ in range(2))
+
+    def forward(x: Any, other: Any, w: Any, b: Any) -> Any:
+        y, *statistics = aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5)
+        return torch.relu(y + other if adds else y), *statistics
+
+    check(forward, x, other, weight, bias, uses={"BatchNorm"}, rtol=1e-4, atol=1e-4)
+    result, saved, rstd = forward(x, other, weight, bias)
+
+    def backward(g: Any, y: Any, x: Any, w: Any, saved: Any, rstd: Any) -> Any:
+        g = aten.threshold_backward(g, y, 0)
+        read = (g, x, w, None, None, saved, rstd, True, 1e-5, [True] * 3)
+        return *aten.native_batch_norm_backward(*read), *[g] * adds
+
+    args = (grad, result, x, weight, saved, rstd)
     check(backward, *args, uses={"BatchNormGrad"}, rtol=1e-4, atol=1e-4)
 
 

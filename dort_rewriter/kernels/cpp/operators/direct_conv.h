@@ -31,8 +31,7 @@ class DirectConv : public Operator {
   static constexpr size_t most = 8;
 
   explicit DirectConv(const Info& info)
-      : type_(info.output_type(0)),
-        window_(info),
+      : window_(info),
         gradient_(info.flag("gradient", false)),
         channels_last_(info.flag("channels_last", false)),
         relu_(info.flag("relu", false)),
@@ -61,7 +60,7 @@ class DirectConv : public Operator {
     const Given given{x, AllFloats(filters), AllFloats(biases), Following(*this, context, call)};
     void* output = context.output(0, call.result);
     if (count(call.result) == 0) return;
-    switch (type_) {
+    switch (context.output_type(0)) {
       case kFloat16: return make(context, call, given, static_cast<Half*>(output));
       case kBFloat16: return make(context, call, given, static_cast<Bfloat*>(output));
       default: return make(context, call, given, static_cast<float*>(output));
@@ -659,7 +658,6 @@ class DirectConv : public Operator {
     std::vector<Layout> layouts_;
   };
 
-  ElementType type_;
   Window window_;
   bool gradient_, channels_last_, relu_, rounds_, normalizes_, adds_;
   double epsilon_;

@@ -21,6 +21,7 @@ RULES: tuple[type[Rewrite], ...] = (
     convolutions.Epilogue,
     convolutions.PaddedConv,
     reductions.BatchNormInference,
+    reductions.ReluBatchNormGrad,
     reductions.CrossEntropyGrad,
     reductions.RmsNormGrad,
     casts.NarrowNorms,

@@ -115,7 +115,7 @@ class TransposeDirectConv(Rule):
         return Match(list(node.outputs), lambda op: op.again(node, *read, channels_last=1))
 
 
-_INPUTS = {"DirectConv": 3, "BatchNormInference": 5}
+_INPUTS = {"DirectConv": 3, "BatchNormInference": 5, "BatchNorm": 3}
 _NORMALIZED = f"{OWN_DOMAIN}::BatchNormInference"
 
 
@@ -146,6 +146,8 @@ class Epilogue(Rule):
         elif following.op_type == "Add":
             a, b = following.inputs
             other = b if a is made else a
+            if node.op_type == "BatchNorm" and made.dtype != ir.DataType.FLOAT:
+                return Refusal("it is rounded in between", following.name)
             if rest % 4:
                 return Refusal("something was added before", following.name)
             if not graph.same_shape(other, result) or not graph.same_shape(made, result):
@@ -161,10 +163,11 @@ class Epilogue(Rule):
             if graph.attribute(following, "relu", 0):
                 changed["relu"] = 1
         attributes = {name: a.value for name, a in node.attributes.items()} | changed
-        how = {"domain": OWN_DOMAIN, "outputs": [result], **attributes}
+        results = [result, *node.outputs[1:]]  # statistics
+        how = {"domain": OWN_DOMAIN, "outputs": results, **attributes}
         if not graph.runs(node.op_type, given, **how):
             return Refusal("no kernel", [v and v.dtype for v in given])
-        return Match([result], lambda op: op.again(node, *given, **changed))
+        return Match(results, lambda op: op.again(node, *given, **changed))
 
 
 class PaddedConv(Rule):

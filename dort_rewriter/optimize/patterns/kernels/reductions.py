@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from dort_rewriter.graph.shapes import same
 from dort_rewriter.graph.writer import Writer
-from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES
+from dort_rewriter.kernels.operators import OWN_DOMAIN, OWN_MOST_AXES, own_roots
 from dort_rewriter.optimize.patterns.base import Match, Refusal, Rule
 from dort_rewriter.optimize.patterns.recognize.operands import (
     NARROW,
@@ -220,6 +220,35 @@ class BatchNormInference(Rule):
             return Refusal("no kernel", [v and v.dtype for v in node.inputs])
         name, read = "BatchNormInference", node.inputs
         return Match([y], lambda op: op.call(name, *read, domain=OWN_DOMAIN, **how))
+
+
+class ReluBatchNormGrad(Rule):
+    """``BatchNormGrad(Where(y <= 0, 0, g), x, ...) -> BatchNormGrad(g, x, ..., y)``   of the Relu
+    behind a batch normalization, whose result is y."""
+
+    roots = own_roots(("BatchNormGrad",))
+    lowers = "gradients of a Relu"
+
+    def match(self, node: ir.Node, graph: GraphView) -> Match | Refusal | None:
+        gradient, *others = node.inputs
+        chosen = graph.producer(gradient, "Where")
+        compared = None if chosen is None else graph.producer(chosen.inputs[0], "LessOrEqual")
+        if chosen is None or compared is None or len(others) != 4:
+            return None
+        (_, instead, given), (result, limit) = chosen.inputs, compared.inputs
+        if graph.scalar(instead) != 0 or graph.scalar(limit) != 0:
+            return Refusal("it is no Relu", [graph.scalar(v) for v in (instead, limit)])
+        if not graph.used_once(gradient):
+            return Refusal("others read the gradient", chosen.name)
+        if not graph.same_shape(result, others[0]) or not graph.same_shape(given, others[0]):
+            return Refusal("the result has another shape", graph.dims(result))
+        read = [given, *others, result]
+        how = {name: a.value for name, a in node.attributes.items()}
+        if not graph.runs(
+            "BatchNormGrad", read, outputs=list(node.outputs), domain=OWN_DOMAIN, **how
+        ):
+            return Refusal("no kernel", [v and v.dtype for v in read])
+        return Match(list(node.outputs), lambda op: op.again(node, *read))
 
 
 class CrossEntropyGrad(Rule):

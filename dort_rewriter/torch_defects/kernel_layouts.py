@@ -37,7 +37,8 @@ from dort_rewriter.torch_defects.defect import Defect
 
 DEFECT = Defect(
     operators="logsigmoid, floor_divide, logaddexp, copysign and others",
-    effect="Results are traced with other strides than kernels give them.",
+    effect="Results are traced with other strides than kernels give them; gradients of their "
+    "determinants and solutions are those of the transpose.",
     seen_in=("2.8", "2.13"),
     remedy="the metadata of the graph is corrected: a kernel is asked on small tensors",
     upstream="pytorch#198364, pytorch#192668; the others: `reports/kernel_layouts.md`",
@@ -105,6 +106,11 @@ _UNTAGGED = frozenset(
 """Not tagged as elementwise, but their first results lie as their operands do, or do not."""
 
 
+_SETTLED = frozenset(_defaults("_linalg_det _linalg_slogdet _linalg_solve_ex"))
+"""Their gradients read factors of the matrix or of its transpose: of which, the layout of the
+matrix says while it is traced."""
+
+
 def asks_for_format(graph_module: torch.fx.GraphModule) -> bool:
     """Whether results of a graph of Dynamo are made dense where they are not.
 
@@ -133,8 +139,11 @@ def correct_layouts(graph: torch.fx.Graph, *, hidden_copies: bool, owns_views: b
             views.setdefault(owner, []).append(node)
     owners = _seen(graph).difference(*views.values())
     changed: set[torch.fx.Node] = set()
+    traced = {n: n.args[0].meta.get("val") for n in graph.nodes if n.target in _SETTLED}
     for node in graph.nodes:
         value = node.meta.get("val")
+        if node in traced and node.args[0] in changed:
+            _read_as_traced(node, traced[node])
         if node not in owners or not _is_on_cpu(value):
             continue
         if isinstance(value, torch.Tensor) and _is_elementwise(node):
@@ -208,6 +217,28 @@ def _replace(
     for view, value in copied.items():
         _read_copy(view, value)
     return set(values)
+
+
+def _read_as_traced(node: torch.fx.Node, value: torch.Tensor) -> None:
+    """Have an operator read a copy of its first operand that lies as it was traced."""
+    order = tuple(range(value.dim())) if is_contiguous(value) else storage_order(value)
+    operand = node.args[0]
+    if order is None or not isinstance(operand, torch.fx.Node):
+        return
+    steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (aten.permute.default, (order,), {}),
+        (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+        (aten.permute.default, (inverse_order(order),), {}),
+    ]
+    with node.graph.inserting_before(node):
+        for target, args, kwargs in steps:
+            made = node.graph.call_function(target, (operand, *args), kwargs)
+            made.meta = {
+                **operand.meta,
+                "val": _computed(target, (operand.meta["val"], *args), kwargs),
+            }
+            operand = made
+    node.update_arg(0, operand)
 
 
 def _read_copy(view: torch.fx.Node, value: torch.Tensor) -> None:

@@ -64,6 +64,54 @@ def test_gradients_of_determinants(
             assert ours.stride() == grad.stride()
 
 
+def _logarithms(x: Tensor) -> Tensor:
+    return torch.nn.functional.logsigmoid(x)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.nn.functional.batch_norm(x, None, None, training=True) + torch.eye(len(x))
+
+
+def _sum(x: Tensor) -> Tensor:
+    return torch.logaddexp(x.new_zeros(len(x), 1), x)
+
+
+def _solved(x: Tensor) -> Tensor:
+    return torch.linalg.solve(x, torch.ones(len(x), 2))
+
+
+def _viewed(x: Tensor) -> Tensor:
+    return torch.linalg.slogdet(x.mT[None])[1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", ["row-major", "column-major"])
+@pytest.mark.parametrize("reader", [torch.linalg.det, _viewed, _solved])
+@pytest.mark.parametrize("made", [_logarithms, _norm, _sum])
+def test_gradients_of_matrices_that_kernels_lay_out_otherwise(
+    made: Callable[[Tensor], Tensor],
+    reader: Callable[[Tensor], Tensor],
+    layout: str,
+    dynamic: bool,
+) -> None:
+    """torch decides while it traces whether a gradient reads factors of the transpose."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = made(x)
+        return y * 2, reader(y)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 4)
+    wanted, got = (LAYOUTS[layout](x).requires_grad_() for _ in range(2))
+    expected = function(wanted)
+    results = torch.compile(function, backend=OrtBackend(), dynamic=dynamic)(got)
+    torch.testing.assert_close(results, expected)
+    (grad,) = torch.autograd.grad(expected[1].sum(), wanted)
+    (ours,) = torch.autograd.grad(results[1].sum(), got)
+    torch.testing.assert_close(ours, grad, rtol=1e-4, atol=1e-4)
+    assert [r.stride() for r in results] == [e.stride() for e in expected]
+
+
 def _normalized(x: Tensor) -> tuple[Tensor, ...]:
     ones = torch.ones(x.shape[1])
     return (torch.nn.functional.batch_norm(x, ones, ones, training=True),)

@@ -238,7 +238,7 @@ class ReluBatchNormGrad(Rule):
         (_, instead, given), (result, limit) = chosen.inputs, compared.inputs
         if graph.scalar(instead) != 0 or graph.scalar(limit) != 0:
             return Refusal("it is no Relu", [graph.scalar(v) for v in (instead, limit)])
-        if not graph.used_once(gradient):
+        if not graph.used_once(chosen.outputs[0]):
             return Refusal("others read the gradient", chosen.name)
         if not graph.same_shape(result, others[0]) or not graph.same_shape(given, others[0]):
             return Refusal("the result has another shape", graph.dims(result))

@@ -8,6 +8,9 @@
 #include "kernel.h"
 #include "sums.h"
 
+// How many numbers beside each other are gone through at a time, where a channel has few.
+constexpr int64_t kColumns = 512;
+
 // A tensor as batches of channels of neighbouring elements.
 struct Channels {
   int64_t batch, channels, area;
@@ -27,14 +30,14 @@ struct Channels {
 
   int64_t at(int64_t n, int64_t channel) const { return (n * channels + channel) * area; }
 
-  // Whether channels are gone through several at a time: one has too few numbers side by side.
+  // Whether channels are gone through several at a time: one has too few neighbours for vectors.
   bool are_small() const { return 0 < area && area < 64; }
 
-  // Call work(first, count) for some channels at a time, of at most 512 numbers beside each other.
+  // Call work(first, count) for some channels at a time, of kColumns numbers at most.
   template <typename F>
   void each_few(const Context& context, F&& work) const {
     context.parallel(channels, part(), [&](int64_t begin, int64_t end) {
-      const int64_t most = 512 / area;
+      const int64_t most = kColumns / area;
       for (int64_t c = begin; c < end; c += most) work(c, std::min(most, end - c));
     });
   }
@@ -76,11 +79,10 @@ class Channel {
 // in double from 64 rows to the next.
 class ColumnSums {
  public:
-  static constexpr int64_t kMost = 512;
-
   explicit ColumnSums(int64_t n) : n_(n) {}
 
-  float* rows() { return sums_; }
+  // What the numbers of a row are added to.
+  float* sums() { return sums_; }
 
   void end_of_row() {
     if (++rows_ == kChunk / kLanes) flush();
@@ -102,8 +104,8 @@ class ColumnSums {
   }
 
   int64_t n_, rows_ = 0;
-  float sums_[kMost] = {};
-  double totals_[kMost] = {};
+  float sums_[kColumns] = {};
+  double totals_[kColumns] = {};
 };
 
 inline void cut_negative(float* to, int64_t n) {
@@ -201,12 +203,12 @@ class BatchNorm : public Operator {
   static void normalize_columns(const Channels& by, const Floats& all, const Written& y,
                                 int64_t first, int64_t count, const F& affine, const G& end) {
     const int64_t n = count * by.area;
-    double totals[ColumnSums::kMost] = {};
+    double totals[kColumns] = {};
     for (int64_t row = 0; row < by.batch; ++row) {
       const float* from = all.at(by.at(row, first), n, 0);
       for (int64_t i = 0; i < n; ++i) totals[i] += from[i];
     }
-    float centers[ColumnSums::kMost], scales[ColumnSums::kMost], shifts[ColumnSums::kMost];
+    float centers[kColumns], scales[kColumns], shifts[kColumns];
     for (int64_t c = 0; c < count; ++c) {
       const double* some = totals + c * by.area;
       double total = 0;
@@ -216,7 +218,7 @@ class BatchNorm : public Operator {
     ColumnSums squares(n);
     for (int64_t row = 0; row < by.batch; ++row, squares.end_of_row()) {
       const float* from = all.at(by.at(row, first), n, 0);
-      float* sums = squares.rows();
+      float* sums = squares.sums();
       for (int64_t i = 0; i < n; ++i) {
         float d = from[i] - centers[i];
         sums[i] += d * d;
@@ -457,8 +459,8 @@ class BatchNormGrad : public Operator {
   static void differentiate_columns(const Call& call, int64_t first, int64_t count) {
     const Channels& by = call.by;
     const int64_t n = count * by.area;
-    float means[ColumnSums::kMost], averages[ColumnSums::kMost], slopes[ColumnSums::kMost];
-    float factors[ColumnSums::kMost];
+    float means[kColumns], averages[kColumns], slopes[kColumns];
+    float factors[kColumns];
     for (int64_t c = 0; c < count; ++c) {
       std::fill_n(means + c * by.area, by.area, call.means[first + c]);
     }
@@ -468,7 +470,7 @@ class BatchNormGrad : public Operator {
       const float* from = call.all.at(begin, n, 1);
       const auto g = taken<of_relu>(call.gradients.at(begin, n, 0),
                                     of_relu ? call.results.at(begin, n, 3) : nullptr);
-      float *a = of_bias.rows(), *b = of_weight.rows();
+      float *a = of_bias.sums(), *b = of_weight.sums();
       for (int64_t i = 0; i < n; ++i) {
         a[i] += g(i);
         b[i] += g(i) * (from[i] - means[i]);

@@ -469,37 +469,6 @@ def test_sums_over_axes_in_between(
     np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16])
-@pytest.mark.parametrize("how", [{}, {"mean": 1}, {"square": 1}, {"mean": 1, "square": 1}])
-@pytest.mark.parametrize(
-    ("shape", "before", "leading"),
-    [
-        ((700, 900), 0, 2),  # all of it, by several threads
-        ((3, 50_001), 1, 1),
-        ((50_001, 3), 0, 1),  # short rows, and some that are left over
-        ((2, 70, 3), 1, 1),
-        ((3000, 130), 0, 1),
-        ((5, 33), 0, 1),
-        ((1, 1), 0, 2),
-        ((0, 3), 0, 1),
-        ((0,), 0, 1),
-    ],
-)
-def test_sums_of_few_columns(
-    shape: tuple[int, ...], before: int, leading: int, how: dict[str, int], dtype: Any
-) -> None:
-    x = _random(*shape).astype(dtype)
-    rank, axes = len(shape) - leading, tuple(range(before, before + leading))
-    given = {"before": before, "leading": leading, "keepdims": 0, **how}
-    (got,) = _run("Sum", x, ranks=[rank], made=[np.float32], **given)
-    wide = torch.from_numpy(_widened(x)).double()
-    wide = wide**2 if how.get("square") else wide
-    expected = wide.mean(axes) if how.get("mean") else wide.sum(axes)
-    size = wide.abs().sum(axes).max().item() if expected.numel() and len(x) else 1
-    near = 1e-6 * (1 if how.get("mean") else max(1, size))
-    np.testing.assert_allclose(got, expected.float().numpy(), rtol=1e-5, atol=near)
-
-
 def _widened(array: Array) -> Array:
     return array.astype(np.float32)
 

@@ -69,8 +69,6 @@ class Sum : public Operator {
 
  private:
   static constexpr int64_t kColumns = 64, kRows = 128;
-  // Numbers that are worth a share, and how many blocks of columns keep the threads busy.
-  static constexpr int64_t kShare = 1 << 16, kMostShares = 64, kFewBlocks = 16;
 
   // In chunks: a row may be long.
   double sum_row(const Floats& from, int64_t at, int64_t n) const {
@@ -89,58 +87,32 @@ class Sum : public Operator {
     return total;
   }
 
-  // The sums of term(number), added up in lanes: columns beside each other, or rows that are short.
-  // What has few columns and many rows is shared by rows.
+  // The sums of term(number), added up in lanes.
   template <typename Lane, typename F>
   static void columns(const Context& context, const Floats& from, int64_t batch, int64_t rows,
                       int64_t width, double divisor, const Written& y, F&& term) {
-    const int64_t blocks = (width + kColumns - 1) / kColumns, all = batch * blocks;
-    const int64_t beside = std::max<int64_t>(1, std::min(kColumns / width, rows));
-    const int64_t numbers = rows * std::min(width, kColumns);
-    const int64_t shares =
-        all < kFewBlocks ? std::clamp<int64_t>(numbers / kShare, 1, kMostShares) : 1;
-    const int64_t each = (rows / shares / beside + 1) * beside;
-    std::vector<double> totals(static_cast<size_t>(all * shares * kColumns));
-    context.each(all * shares, part_of(each * std::min(width, kColumns)), [&](int64_t i) {
-      const int64_t b = i / shares, begin = i % shares * each;
-      const int64_t high = std::clamp<int64_t>(rows - begin, 0, each);
-      const int64_t first = b % blocks * kColumns, n = std::min(kColumns, width - first);
-      const int64_t at = (b / blocks * rows + begin) * width + first;
-      double* total = totals.data() + i * kColumns;
-      const int64_t wide = high / beside, done = wide * beside;
-      add_rows<Lane>(from, at, wide, width * beside, n * beside, total, term);
-      add_rows<Lane>(from, at + done * width, high - done, width, n, total, term);
-      for (int64_t k = n; k < n * beside; ++k) total[k % n] += total[k];
-    });
-    context.each(all, part_of(shares * kColumns), [&](int64_t b) {
-      const int64_t first = b % blocks * kColumns, n = std::min(kColumns, width - first);
-      y.put(b / blocks * width + first, n, 0, [&](float* to) {
-        for (int64_t k = 0; k < n; ++k) {
-          double total = 0;
-          for (int64_t i = b * shares; i < (b + 1) * shares; ++i) total += totals[i * kColumns + k];
-          to[k] = static_cast<float>(total / divisor);
+    int64_t blocks = (width + kColumns - 1) / kColumns;
+    context.each(batch * blocks, part_of(rows * kColumns), [&](int64_t b) {
+      int64_t above = b / blocks * rows, first = b % blocks * kColumns;
+      int64_t n = std::min(kColumns, width - first);
+      double total[kColumns] = {};
+      for (int64_t row = 0; row < rows; row += kRows) {
+        Lane sums[kColumns] = {};
+        int64_t high = std::min(kRows, rows - row);
+        for (int64_t r = 0; r < high; ++r) {
+          const float* at = from.at((above + row + r) * width + first, n, 0);
+          if (n == kColumns) {  // a number that compilers know
+            for (int64_t k = 0; k < kColumns; ++k) sums[k] += term(at[k]);
+          } else {
+            for (int64_t k = 0; k < n; ++k) sums[k] += term(at[k]);
+          }
         }
+        for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
+      }
+      y.put(b / blocks * width + first, n, 0, [&](float* to) {
+        for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(total[k] / divisor);
       });
     });
-  }
-
-  // Add up the n columns of rows that begin `stride` numbers apart.
-  template <typename Lane, typename F>
-  static void add_rows(const Floats& from, int64_t at, int64_t rows, int64_t stride, int64_t n,
-                       double* total, const F& term) {
-    for (int64_t row = 0; row < rows; row += kRows) {
-      Lane sums[kColumns] = {};
-      const int64_t end = std::min(row + kRows, rows);
-      for (int64_t r = row; r < end; ++r) {
-        const float* numbers = from.at(at + r * stride, n, 0);
-        if (n == kColumns) {  // a number that compilers know
-          for (int64_t k = 0; k < kColumns; ++k) sums[k] += term(numbers[k]);
-        } else {
-          for (int64_t k = 0; k < n; ++k) sums[k] += term(numbers[k]);
-        }
-      }
-      for (int64_t k = 0; k < n; ++k) total[k] += sums[k];
-    }
   }
 
   int64_t before_, leading_, trailing_;

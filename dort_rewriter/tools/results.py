@@ -108,11 +108,15 @@ def _is_record(value: Any) -> bool:
     return kind.__eq__ is object.__eq__ and bool(getattr(value, "__dict__", None))
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors of a structure, in order."""
+def tensors_in(value: Any, around: frozenset[int] = frozenset()) -> list[torch.Tensor]:
+    """The tensors of a structure, in order; ``around`` has the ids of what it is in."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for _, child in _children(value) or () for tensor in tensors_in(child)]
+    if id(value) in around:  # objects may hold each other
+        return []
+    inside = around | {id(value)}
+    parts = _children(value) or ()
+    return [tensor for _, child in parts for tensor in tensors_in(child, inside)]
 
 
 def _as_tensor(value: Any) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dort_rewriter import OptionError, assert_all_close, results_to_string
+from dort_rewriter.tools.results import tensors_in
 
 T = torch.tensor
 
@@ -176,6 +177,12 @@ def test_a_cache_that_pytree_knows_is_compared() -> None:
     assert_all_close(Cache(T([1.0])), Cache(T([1.0])))
     with pytest.raises(AssertionError, match=r"results<0>: float32\[1\]"):
         assert_all_close(Cache(T([1.0])), Cache(T([2.0])))
+
+
+def test_tensors_in_objects_that_hold_each_other() -> None:
+    held = Held({"a": [T([1.0])], "b": (Output(T([2.0]), None), len)})
+    held.held["c"] = Held([held, T([3.0])])
+    assert [t.item() for t in tensors_in(held)] == [1, 2, 3]
 
 
 def test_results_as_text() -> None:

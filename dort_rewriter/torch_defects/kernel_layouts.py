@@ -220,7 +220,7 @@ def _replace(
 
 
 def _read_as_traced(node: torch.fx.Node, value: torch.Tensor) -> None:
-    """Have an operator read a copy of its first operand that lies as it was traced."""
+    """Have an operator read a copy of its first operand, in the layout that was traced."""
     order = tuple(range(value.dim())) if is_contiguous(value) else storage_order(value)
     operand = node.args[0]
     if order is None or not isinstance(operand, torch.fx.Node):

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "floats.h"
 #include "kernel.h"
@@ -412,11 +413,12 @@ class BatchNormGrad : public Operator {
     }
     context.each(by.channels, by.part(), [&](int64_t c) {
       const Channel gradients(call.gradients, by, c, 0), planes(call.all, by, c, 1);
-      const Channel results(of_relu ? call.results : call.gradients, by, c, of_relu ? 3 : 0);
+      std::optional<Channel> results;
+      if (of_relu) results.emplace(call.results, by, c, 3);
       const float mean = call.means[c];
       Two total;
       for (int64_t n = 0; n < by.batch; ++n) {
-        const float *from = planes[n], *made = of_relu ? results[n] : nullptr;
+        const float *from = planes[n], *made = of_relu ? (*results)[n] : nullptr;
         const auto g = taken<of_relu>(gradients[n], made);
         Two sums = sums_of(by.area, [=](int64_t i, float& a, float& b) {
           a += g(i);
@@ -428,7 +430,7 @@ class BatchNormGrad : public Operator {
       const Slope by_all = slope_of(call, c, total);
       if (!call.of_x) return;
       for (int64_t n = 0; n < by.batch; ++n) {
-        const float *from = planes[n], *made = of_relu ? results[n] : nullptr;
+        const float *from = planes[n], *made = of_relu ? (*results)[n] : nullptr;
         const auto g = taken<of_relu>(gradients[n], made);
         call.of_x.put(by.at(n, c), by.area, 2, [&](float* to) {
           const auto [center, average, slope, factor] = by_all;
